@@ -1,0 +1,185 @@
+-- The canonical tables. Rules read these, and the derived tables that explain/ adds
+-- (derived.sql), and nothing else.
+--
+-- Times are `*_ns` (BIGINT, unix nanoseconds), durations `*_ms` (DOUBLE), counts `n_*`,
+-- shares `*_frac` (0 to 1). NULL is "not measured", never zero. Keys (`*_key`) are small
+-- integers that mean nothing outside one run.
+--
+-- `dataset` is 0 for the traces under diagnosis and 1 for `--baseline-traces`.
+
+-- One engine with one configuration, from its start to its end. A restart, a changed
+-- setting, or a step index that falls back begins a new one.
+create table epochs (
+    epoch_key           integer primary key,  -- joins steps, sequences, chunks, memberships
+    dataset             tinyint not null,     -- 0 main traces, 1 baseline traces
+    engine_id           varchar not null,     -- replica and rank; made from the resource where the dialect has none
+    epoch               bigint,               -- the engine's start, unix ns, as the writer said it; NULL if it did not
+    start_ns            bigint,               -- first step's start (or first sequence's, without steps)
+    end_ns              bigint,               -- last step's end (or last sequence's)
+    engine_name         varchar,              -- 'vllm', 'sglang', 'transformers', …
+    engine_version      varchar,
+    max_batch_tokens    bigint,               -- token budget of one step
+    max_seqs            bigint,               -- slots: how many sequences may run at once
+    kv_tokens           bigint,               -- KV capacity in tokens
+    is_chunked_prefill  boolean,
+    is_prefix_caching   boolean,
+    n_tensor_parallel   bigint,
+    n_pipeline_parallel bigint,
+    config_hash         varchar,
+    model_name          varchar,
+    n_parameters        bigint,
+    n_active_parameters bigint,
+    weight_bytes        bigint,               -- bytes read for one token
+    kv_bytes_per_token  bigint,
+    device_name         varchar,
+    n_devices           bigint,
+    memory_bandwidth    double,               -- bytes/s of one device
+    peak_flops          double,               -- FLOP/s of one device in the weights' type
+    n_dropped           bigint,               -- step records that the writer counted as lost
+    n_skipped           bigint                -- step records not exported by choice
+);
+
+-- One request as its sender and the front end saw it. One request seen by two dialects
+-- is one row; the contract wins, field by field.
+create table requests (
+    request_key      integer primary key,
+    dataset          tinyint not null,
+    request_id       varchar,       -- gen_ai.request.id, as the most trusted dialect spelt it
+    trace_id         varchar,       -- lower-case hex
+    dialects         varchar not null, -- who told of it, comma list, the most trusted first: 'contract,vllm'
+    operation        varchar,       -- gen_ai.operation.name
+    model            varchar,
+    tenant           varchar,
+    prefix_id        varchar,       -- salted hash of the prompt's head
+    conversation_id  varchar,
+    features         varchar,       -- comma list of what makes steps dearer
+    adapter          varchar,
+    priority         bigint,
+    n_choices        bigint,
+    n_max_output     bigint,        -- declared maximum of output tokens
+    n_prompt         bigint,        -- prompt tokens
+    n_cached         bigint,        -- prompt tokens whose KV was there already
+    n_output         bigint,        -- output tokens, all sequences
+    intended_ns      bigint,        -- when the load generator meant to send it
+    sent_ns          bigint,        -- the client's (or edge's) send
+    arrival_ns       bigint not null, -- the front end received it; where only the engine or the client told, its first stamp
+    engine_ns        bigint,        -- an engine took it in
+    scheduled_ns     bigint,        -- first scheduled
+    prefilled_ns     bigint,        -- last chunk of the first prefill ended
+    first_token_ns   bigint,        -- first token left the engine (or, failing that, the front end)
+    last_token_ns    bigint,
+    end_ns           bigint,        -- last byte handed over, or the abort; NULL while open
+    client_first_ns  bigint,        -- the client saw the first chunk with content
+    client_end_ns    bigint,        -- the client saw the last byte or gave up
+    client_gap_p50_ms double,       -- between chunks, at the client
+    client_gap_max_ms double,
+    ttft_ms          double,        -- first token − arrival, as far out as it was seen by the server
+    ttft_origin      varchar,       -- 'measured' (the dialect gave it) | 'derived' (from stamps) ; NULL with ttft_ms
+    e2e_ms           double,
+    e2e_origin       varchar,
+    tpot_ms          double,        -- (last token − first token) / (n_output − 1), n_output ≥ 2
+    n_preemptions    bigint,        -- of all its sequences
+    n_computed       bigint,        -- prompt tokens really prefilled, recomputation included; NULL if not told
+    finish_reason    varchar,
+    error_type       varchar,
+    is_aborted       boolean not null, -- ended by the client or an error before it was done
+    is_open          boolean not null, -- censored: still running when the data ended
+    is_prefill_only  boolean not null, -- embedding or scoring: no decode, no token
+    weight           double not null   -- how many requests this row stands for (sampling)
+);
+
+-- A request on an engine. Several for n > 1, a prefill/decode split, a retry, a migration.
+create table sequences (
+    seq_key       integer primary key,
+    request_key   integer,         -- NULL: an engine worked for a request that no front end told of
+    epoch_key     integer,         -- NULL where the dialect does not know engines
+    request_index bigint,          -- the handle that steps use, unique in an epoch
+    sequence      bigint,
+    role          varchar,         -- 'prefill', 'decode'; NULL = both
+    start_ns      bigint,
+    end_ns        bigint,
+    n_prompt      bigint,
+    n_cached      bigint,
+    n_output      bigint,
+    n_preemptions bigint
+);
+
+-- Where a request's time went: half-open intervals that tile it. What no interval covers
+-- is a row of kind 'uncovered', so that the durations of a request sum to its end-to-end.
+create table phases (
+    request_key integer not null,
+    seq_key     integer,          -- NULL for the front end's and the network's
+    kind        varchar not null, -- 'network_in' 'frontend' 'queue' 'requeue' 'prefill' 'decode' 'delivery' 'uncovered'
+    detail      varchar,          -- queue reason, front-end stage
+    start_ns    bigint not null,
+    end_ns      bigint not null,
+    n_tokens    bigint,           -- prefill: computed; decode: yielded
+    is_recompute boolean,         -- prefill repeated after a preemption
+    clock       varchar,          -- network: 'same' | 'remote' (may be skewed)
+    origin      varchar not null  -- 'measured' | 'derived'
+);
+
+-- One engine step. Heartbeats are not here.
+create table steps (
+    epoch_key         integer not null,
+    step_index        bigint not null,
+    start_ns          bigint not null,  -- batch handed to the model runner
+    end_ns            bigint not null,  -- its tokens are known to the host
+    cadence_ms        double not null,  -- what the step costs: end − max(start, end of the step before)
+    idle_ms           double,           -- start − end of the step before, where positive; NULL for the first
+    n_prefill_tokens  bigint not null,
+    n_chunks          bigint not null,  -- prompt chunks in the step
+    attention_work    double not null,  -- Σ tokens × (context + tokens / 2) over the chunks
+    n_decode          bigint not null,  -- sequences that decode in it
+    n_new_tokens      bigint not null,  -- tokens yielded by the decoding sequences
+    n_context_tokens  bigint,           -- KV tokens that the decoding sequences attend to
+    n_running         bigint,
+    n_waiting         bigint,
+    n_waiting_tokens  bigint,
+    oldest_wait_ms    double,
+    kv_usage_frac     double,
+    kv_reserved_frac  double,
+    n_preempted       bigint not null,
+    admit_bound       varchar,          -- 'slots' 'tokens' 'kv' 'adapters' 'grammar' 'remote_kv' 'none'; NULL = not told
+    graph             varchar,
+    n_drafted         bigint,
+    n_accepted        bigint,
+    device_ms         double,
+    is_after_hole     boolean not null  -- records between this step and the one before are missing
+);
+
+-- Which step computed which piece of whose prompt.
+create table chunks (
+    epoch_key    integer not null,
+    step_index   bigint not null,
+    seq_key      integer,          -- NULL: the step names a handle that no sequence span told of
+    request_index bigint not null,
+    n_tokens     bigint not null,
+    n_context    bigint            -- tokens whose KV was there before it
+);
+
+-- A sequence's uninterrupted runs of decode steps: it decodes in each step from first to last.
+create table memberships (
+    epoch_key     integer not null,
+    seq_key       integer,         -- NULL as in chunks
+    request_index bigint not null,
+    first_step    bigint not null,
+    last_step     bigint not null
+);
+
+-- A request put back to the queue when a step was scheduled.
+create table preemptions (
+    epoch_key     integer not null,
+    step_index    bigint not null,
+    seq_key       integer,
+    request_index bigint not null
+);
+
+-- What reading noticed, for the coverage: one row a fact.
+create table read_notes (
+    dataset tinyint not null,
+    kind    varchar not null,     -- 'skipped_file' 'skipped_lines' 'startup_spans' 'duplicate_spans' 'other_signal' …
+    place   varchar,              -- file, or dialect
+    n       bigint not null,
+    text    varchar not null      -- one readable line
+);
