@@ -1,0 +1,211 @@
+-- What explain/ computes from the canonical tables. Rules read these as well.
+-- Units as in schema.sql. `window_name` is 'current' or 'baseline'; rows outside both
+-- windows are not here.
+
+-- The two spans of time that are compared. 'baseline' may be missing.
+create table windows (
+    name    varchar not null,  -- 'current' | 'baseline'
+    dataset tinyint not null,  -- 0: the main traces; 1: --baseline-traces
+    from_ns bigint not null,   -- inclusive
+    to_ns   bigint not null,   -- exclusive
+    origin  varchar not null   -- how it was chosen: 'given', 'all', 'earlier', 'change', 'traces'
+);
+
+-- One row for each request of a window: where its time went and what it would have cost alone.
+create table request_facts (
+    request_key        integer not null,
+    window_name        varchar not null,
+    seq_key            integer,          -- the sequence that decides its times (the last to finish)
+    epoch_key          integer,
+    engine_id          varchar,
+    request_id         varchar,
+    trace_id           varchar,
+    tenant             varchar,
+    prefix_id          varchar,
+    conversation_id    varchar,
+    arrival_ns         bigint not null,
+    end_ns             bigint,           -- NULL while open
+    n_prompt           bigint,
+    n_cached           bigint,
+    n_new              bigint,           -- prompt tokens that had to be computed: prompt − cached
+    n_computed         bigint,           -- really prefilled, recomputation included
+    n_output           bigint,
+    n_preemptions      bigint,
+    is_aborted         boolean not null,
+    is_open            boolean not null,
+    is_prefill_only    boolean not null,
+    is_first_wave      boolean not null, -- arrived together with others into an idle engine at the start of the data
+    weight             double not null,
+    network_in_ms      double,
+    frontend_ms        double,
+    queue_ms           double,           -- first wait; NULL where no dialect told of it
+    requeue_ms         double,           -- waits after a preemption
+    prefill_ms         double,
+    decode_ms          double,
+    delivery_ms        double,
+    uncovered_ms       double,
+    ttft_ms            double,
+    e2e_ms             double,
+    tpot_ms            double,
+    itl_max_ms         double,           -- worst gap between its tokens; needs steps
+    alone_prefill_ms   double,           -- its prefill with the engine to itself
+    alone_itl_ms       double,           -- its time between tokens with the engine to itself
+    alone_ttft_ms      double,
+    alone_e2e_ms       double,
+    alone_basis        varchar,          -- 'step_model' | 'low_load' (fast share of the same window or the baseline); NULL = unknown
+    behind_long_ms     double,           -- part of its wait in which a much longer prompt held the step
+    behind_key         integer           -- request_key of the longest such prompt
+);
+
+-- One row for each step of a window: what it cost, what the model says, who waited on it.
+create table step_costs (
+    epoch_key       integer not null,
+    step_index      bigint not null,
+    window_name     varchar not null,
+    start_ns        bigint not null,
+    end_ns          bigint not null,
+    wall_ms         double not null,     -- end − end of the step before (an idle pause in front excluded)
+    cadence_ms      double not null,
+    n_prefill_tokens bigint not null,
+    n_decode        bigint not null,
+    n_waiting       bigint,
+    fitted_ms       double,              -- what the model says for this batch; NULL without a model
+    decode_only_ms  double,              -- what it says for the batch without its prompt chunks
+    prefill_ms      double,              -- marginal time of the chunks: fitted − decode_only, at most what was measured
+    residual_ms     double,              -- measured − fitted
+    n_streams       bigint not null,     -- streams whose next token waited on this step
+    bound           varchar,             -- what kept the queue's head out: told, or inferred where n_waiting > 0
+    is_bound_told   boolean not null
+);
+
+-- The step model of one epoch: t = base + per_seq·n + per_token·max(0, T − knee) + per_attention·Σc(k+c/2) + per_context·Σctx.
+create table step_fit (
+    epoch_key              integer primary key,
+    engine_id              varchar not null,
+    level                  varchar not null,  -- 'hinge' | 'linear' | 'decode' (prompt chunks too few to fit) | 'none'
+    reason                 varchar,           -- why not more
+    n_steps                bigint not null,
+    n_decode_steps         bigint not null,   -- steps without prompt chunks
+    n_mixed_steps          bigint not null,   -- steps with prompt chunks
+    base_ms                double,
+    per_seq_ms             double,
+    per_token_ms           double,
+    knee_tokens            double,
+    per_attention_ms       double,
+    per_context_ms         double,
+    error_decode_frac      double,            -- median |relative error| on held-out decode-only steps
+    error_mixed_frac       double,            -- the same on held-out steps with chunks
+    residual_sd_frac       double             -- robust spread of the relative residual
+);
+
+-- Gaps between a stream's tokens, weighted: a row of `n_streams` streams that saw the same gap.
+create table gaps (
+    epoch_key    integer not null,
+    window_name  varchar not null,
+    from_step    bigint not null,      -- the token before came at the end of this step
+    to_step      bigint not null,      -- this one at the end of that
+    end_ns       bigint not null,
+    seq_key      integer,              -- NULL: all streams that decode in both neighbouring steps
+    n_streams    bigint not null,
+    gap_ms       double not null,
+    own_ms       double,               -- what the streams' own decode step would cost alone in its batch
+    prefill_ms   double,               -- others' prompt chunks inside the gap
+    is_preempted boolean not null      -- its own preemption and recomputation lie inside
+);
+
+-- Who held up whom: one row for a culprit's whole prefill (kind 'stream': streams that waited
+-- for their next token; kind 'queue': requests that waited to be scheduled).
+create table blame (
+    kind             varchar not null,   -- 'stream' | 'queue'
+    window_name      varchar not null,
+    epoch_key        integer not null,
+    culprit_key      integer,            -- request_key; NULL where only the handle is known
+    culprit_seq_key  integer,
+    culprit_id       varchar not null,   -- request id, or the handle
+    culprit_tenant   varchar,
+    n_tokens         bigint not null,    -- prompt tokens it computed in the window
+    n_victims        bigint not null,
+    effect_ms        double not null,    -- summed over victims
+    hold_ms          double not null,    -- what one victim that sat through all of it lost
+    worst_gap_ms     double,             -- longest single gap (or wait) that holds a piece of it
+    victim_median_tokens double,         -- median prompt (computed) of the victims
+    from_ns          bigint not null,
+    to_ns            bigint not null,
+    n_steps          bigint not null,
+    mode             varchar             -- 'mixed': streams got a token in its steps; 'prefill_first': they got none
+);
+
+-- Victims of the culprits above, the worst ones.
+create table blame_victims (
+    kind        varchar not null,
+    window_name varchar not null,
+    culprit_seq_key integer,
+    victim_key  integer,
+    victim_id   varchar,
+    held_ms     double not null
+);
+
+-- Window against baseline, exactly split: mean of `metric` per request, in ms.
+create table changes (
+    metric      varchar not null,    -- 'ttft' 'e2e' 'itl' 'queue' 'prefill' 'decode' …
+    factor      varchar not null,    -- 'total' 'prompt_mix' 'cache' 'output_mix' 'rate' (cost per unit) 'other'
+    baseline    double,
+    current     double,
+    effect_ms   double,              -- mean over the window's requests
+    lo_ms       double,              -- block bootstrap, 90 %
+    hi_ms       double
+);
+
+-- What the two windows asked of the engines, and what a unit of work cost.
+create table demand (
+    window_name        varchar not null,
+    span_s             double not null,
+    n_requests         double not null,
+    requests_per_s     double,
+    mean_prompt        double,
+    mean_new           double,        -- computed prompt tokens a request
+    mean_cached_frac   double,
+    mean_output        double,
+    prefill_ms_per_token double,      -- the model's, or the median of prefill ÷ tokens
+    itl_ms             double,        -- mean time between tokens
+    mean_batch         double,        -- decoding streams in a step, seen by a token
+    prefill_share_frac double,        -- share of busy engine time that prompt chunks take
+    busy_frac          double,
+    mean_running       double,
+    mean_waiting       double,
+    is_closed_loop     boolean not null -- each arrival follows a completion: the client's concurrency sets the load
+);
+
+-- Turns of one conversation: what could have been reused, and what was.
+create table reuse (
+    request_key     integer not null,
+    window_name     varchar not null,
+    group_id        varchar not null,
+    basis           varchar not null, -- 'conversation' | 'prefix'
+    turn            bigint not null,
+    n_prompt        bigint not null,
+    n_reusable      bigint not null,  -- tokens of the longest earlier prompt of the group that it can share
+    n_cached        bigint not null
+);
+
+-- Work for nobody: sequences on an engine without a client that waits for them.
+create table ghosts (
+    window_name   varchar not null,
+    epoch_key     integer not null,
+    request_index bigint not null,
+    seq_key       integer,
+    reason        varchar not null,   -- 'outlives its request' | 'never told of'
+    from_ns       bigint not null,
+    to_ns         bigint not null,
+    held_ms       double not null,    -- time it held a slot with nobody waiting
+    n_tokens      bigint not null
+);
+
+-- Objectives of `--slo` and `--goodput`.
+create table objectives (
+    metric     varchar not null,      -- 'ttft' 'itl' 'tpot' 'e2e'
+    percentile double not null,       -- 0 to 100
+    limit_ms   double not null,
+    actual_ms  double,                -- of the current window; NULL = not measured
+    is_missed  boolean
+);
