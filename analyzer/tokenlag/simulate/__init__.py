@@ -1,0 +1,1 @@
+"""A small deterministic engine simulator, and traces of it with known truth."""

@@ -1,0 +1,401 @@
+"""A run as spans of the trace contract: full form, or compact (phases under `llm.request`)."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterable, Iterator
+
+from tokenlag.simulate.engine import EpochLog, Request, Step
+from tokenlag.simulate.otlp_json import AttributeValue, Span, attribute_text, span_text
+from tokenlag.simulate.run import ERROR_UNAVAILABLE, Run
+from tokenlag.simulate.timeline import Timeline
+from tokenlag_tracer import conventions as names
+
+ENGINE_ID = "sim-0"
+TextSpan = tuple[int, int, str]
+
+
+def ranges(indexes: Iterable[int]) -> str:
+    """Return sorted request indexes as the contract's range list: `"101-140,143"`."""
+    parts: list[str] = []
+    first = last = -1
+    for index in indexes:
+        if index == last + 1 and first >= 0:
+            last = index
+            continue
+        if first >= 0:
+            parts.append(str(first) if first == last else f"{first}-{last}")
+        first = last = index
+    if first >= 0:
+        parts.append(str(first) if first == last else f"{first}-{last}")
+    return ",".join(parts)
+
+
+class ContractEmitter:
+    """Turns one run into contract spans.
+
+    Args:
+        run: the run.
+        timeline: places seconds of the run on unix time.
+        is_compact: engine's keys on `llm.request`, phases directly under it.
+        drop: what to leave out; see `DROPS` in `traces`.
+        lost_frac: share of step records that get lost (the index shows a hole).
+        sample_frac: share of request traces kept, with a weight; steps are always kept.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        timeline: Timeline,
+        *,
+        is_compact: bool,
+        drop: frozenset[str],
+        lost_frac: float,
+        sample_frac: float,
+    ) -> None:
+        self._run = run
+        self._time = timeline
+        self._is_compact = is_compact
+        self._drop = drop
+        self._lost_frac = lost_frac
+        self._sample_frac = sample_frac
+        self._key = f"{run.variant.recipe}/{run.variant.name}/{run.seed}"
+        self._ids = random.Random(f"ids {self._key}")
+        self._chance = random.Random(f"chance {self._key}")
+
+    def spans(self) -> Iterator[TextSpan]:
+        """Yield end (unix ns), number of the epoch's resource, and text of each span."""
+        for number, log in enumerate(self._run.epochs):
+            if "steps" not in self._drop:
+                yield from self._step_spans(number, log)
+        for request in self._run.requests:
+            if request.is_ghost or request.done_s is None:
+                continue  # a span that has not ended is never exported
+            if self._sample_frac < 1 and self._chance.random() >= self._sample_frac:
+                continue
+            number = max(request.epoch, 0)
+            for span in self._request_spans(request):
+                yield span.end_ns, number, span_text(span)
+
+    # --- requests ---------------------------------------------------------------------------
+
+    def _span_id(self) -> str:
+        return f"{self._ids.getrandbits(64):016x}"
+
+    def _request_spans(self, request: Request) -> Iterator[Span]:
+        time, edge, drop = self._time, self._run.variant.edge, self._drop
+        done_s = request.done_s if request.done_s is not None else self._run.end_s
+        handed_s = done_s + edge.delivery_ms / 1e3
+        heard_s = handed_s + edge.network_ms / 1e3
+        trace_id = f"{self._ids.getrandbits(128):032x}"
+        client_id, request_id, engine_id = self._span_id(), self._span_id(), self._span_id()
+        is_error = request.error is not None
+        log = self._run.epochs[request.epoch] if request.epoch >= 0 else None
+        tokens_s = log.token_times_s(request) if log is not None else []
+        if "client" not in drop:
+            skew_ns = time.client_skew_ns
+            yield self._span(
+                trace_id, client_id, None, f"{self._run.variant.operation} {self._run.variant.model}",
+                time.ns(request.sent_s) + skew_ns, time.ns(heard_s) + skew_ns,
+                self._client_attributes(request, tokens_s),
+                kind=names.KIND_CLIENT, is_error=is_error,
+            )  # fmt: skip
+        if "network" not in drop:
+            yield self._span(
+                trace_id, self._span_id(), None if "client" in drop else client_id,
+                names.SPAN_NETWORK, time.ns(request.sent_s) + time.client_skew_ns,
+                time.ns(request.arrival_s),
+                {names.DIRECTION: "in", names.CLOCK: "remote" if time.client_skew_ns else "same"},
+            )  # fmt: skip
+        if "frontend" not in drop and request.error != ERROR_UNAVAILABLE:
+            yield self._span(
+                trace_id, self._span_id(), request_id, names.SPAN_FRONTEND,
+                time.ns(request.arrival_s), time.ns(request.engine_s), {names.STAGE: "tokenize"},
+            )  # fmt: skip
+        attributes = self._request_attributes(request, tokens_s)
+        if log is not None and self._is_compact:
+            attributes.update(self._engine_attributes(request))
+        yield self._span(
+            trace_id, request_id, None if "client" in drop else client_id, names.SPAN_REQUEST,
+            time.ns(request.arrival_s), time.ns(handed_s), attributes,
+            kind=names.KIND_SERVER, is_error=is_error,
+        )  # fmt: skip
+        if log is None:
+            return
+        if not self._is_compact:
+            yield self._span(
+                trace_id, engine_id, request_id, names.SPAN_ENGINE_REQUEST,
+                time.ns(request.engine_s), time.ns(done_s), self._engine_attributes(request),
+            )  # fmt: skip
+        parent_id = request_id if self._is_compact else engine_id
+        yield from self._phase_spans(request, log, trace_id, parent_id, done_s)
+        if "network" not in drop:
+            yield self._span(
+                trace_id, self._span_id(), request_id, names.SPAN_NETWORK,
+                time.ns(done_s), time.ns(handed_s),
+                {names.DIRECTION: "out", names.CLOCK: "same"},
+            )  # fmt: skip
+
+    def _phase_spans(
+        self, request: Request, log: EpochLog, trace_id: str, parent_id: str, done_s: float
+    ) -> Iterator[Span]:
+        time, drop = self._time, self._drop
+        steps = log.steps
+        queues = list(request.queues)
+        if request.open_wait_s is not None:  # it ended while it waited
+            reason = "preempted" if request.n_preemptions else "arrival"
+            queues.append((request.open_wait_s, done_s, reason))
+        for start_s, end_s, reason in queues:
+            if "queue" in drop or (reason == "preempted" and "preemptions" in drop):
+                continue
+            yield self._span(
+                trace_id, self._span_id(), parent_id, names.SPAN_QUEUE,
+                time.ns(start_s), time.ns(end_s), {names.QUEUE_REASON: reason},
+            )  # fmt: skip
+        for number, chunks in enumerate(request.prefills):
+            if not chunks or "prefill" in drop:
+                continue
+            prefill_id = self._span_id()
+            yield self._span(
+                trace_id, prefill_id, parent_id, names.SPAN_PREFILL,
+                time.ns(steps[chunks[0].step].start_s), time.ns(steps[chunks[-1].step].end_s),
+                {
+                    names.PREFILL_TOKENS: sum(chunk.n_tokens for chunk in chunks),
+                    names.PREFILL_RECOMPUTE: number > 0,
+                },
+            )  # fmt: skip
+            if "chunks" in drop:
+                continue
+            for chunk in chunks:
+                step = steps[chunk.step]
+                yield self._span(
+                    trace_id, self._span_id(), prefill_id, names.SPAN_PREFILL_CHUNK,
+                    time.ns(step.start_s), time.ns(step.end_s),
+                    {
+                        names.STEP_INDEX: chunk.step,
+                        names.CHUNK_TOKENS: chunk.n_tokens,
+                        names.CHUNK_CONTEXT: chunk.n_context,
+                    },
+                )  # fmt: skip
+        for span in self._decode_spans(request, log, trace_id, parent_id):
+            if "decode" not in drop:
+                yield span
+
+    def _decode_spans(
+        self, request: Request, log: EpochLog, trace_id: str, parent_id: str
+    ) -> Iterator[Span]:
+        steps = log.steps
+        prefill_ends = request.prefill_token_steps
+        previous_s: float | None = None
+        for first, last in log.decode_runs(request):
+            # A run begins when the token before it came out: the time in which a prefill kept
+            # the sequence out of the steps is part of its decode.
+            before = [step for step in prefill_ends if step < first]
+            start_s = steps[before[-1]].end_s if before else steps[first].start_s
+            if previous_s is not None:
+                start_s = max(start_s, previous_s)
+            previous_s = steps[last].end_s
+            yield self._span(
+                trace_id, self._span_id(), parent_id, names.SPAN_DECODE,
+                self._time.ns(start_s), self._time.ns(previous_s),
+                {
+                    names.DECODE_FIRST_STEP: first,
+                    names.DECODE_LAST_STEP: last,
+                    names.DECODE_TOKENS: last - first + 1,
+                },
+            )  # fmt: skip
+
+    def _span(
+        self,
+        trace_id: str,
+        span_id: str,
+        parent_id: str | None,
+        name: str,
+        start_ns: int,
+        end_ns: int,
+        attributes: dict[str, AttributeValue | None],
+        *,
+        kind: int = names.KIND_INTERNAL,
+        is_error: bool = False,
+    ) -> Span:
+        return Span(
+            trace_id, span_id, parent_id, name, kind, start_ns, end_ns, attributes, is_error
+        )
+
+    def _cached(self, request: Request) -> int | None:
+        return None if "cached" in self._drop else request.n_cached
+
+    def _client_attributes(
+        self, request: Request, tokens_s: list[float]
+    ) -> dict[str, AttributeValue | None]:
+        variant, edge = self._run.variant, self._run.variant.edge
+        gaps_ns = sorted(
+            round((after - before) * 1e9)
+            for before, after in zip(tokens_s, tokens_s[1:], strict=False)
+        )
+        first_chunk_s = None
+        if tokens_s:
+            way_s = (edge.delivery_ms + edge.network_ms) / 1e3
+            first_chunk_s = round(tokens_s[0] + way_s - request.sent_s, 9)
+        return {
+            names.OPERATION_NAME: variant.operation,
+            names.REQUEST_MODEL: variant.model,
+            names.REQUEST_STREAM: request.n_output > 0,
+            names.REQUEST_ID: f"req-{request.number}",
+            names.USAGE_INPUT_TOKENS: None if request.error else request.n_prompt,
+            names.USAGE_OUTPUT_TOKENS: None if request.error else request.n_generated,
+            names.TIME_TO_FIRST_CHUNK: first_chunk_s,
+            names.CLIENT_CHUNKS: len(tokens_s) if request.n_output else None,
+            names.CLIENT_GAP_P50_NS: _nearest(gaps_ns, 0.5),
+            names.CLIENT_GAP_P99_NS: _nearest(gaps_ns, 0.99),
+            names.CLIENT_GAP_MAX_NS: _nearest(gaps_ns, 1.0),
+            names.ERROR_TYPE: request.error,
+        }
+
+    def _request_attributes(
+        self, request: Request, tokens_s: list[float]
+    ) -> dict[str, AttributeValue | None]:
+        variant, time = self._run.variant, self._time
+        start_ns = time.ns(request.arrival_s)
+        if request.error:
+            finish = ["abort"]
+        else:
+            finish = ["length"] if request.n_output else ["stop"]
+        return {
+            names.OPERATION_NAME: variant.operation,
+            names.REQUEST_MODEL: variant.model,
+            names.REQUEST_STREAM: request.n_output > 0,
+            names.REQUEST_ID: f"req-{request.number}",
+            names.USAGE_INPUT_TOKENS: request.n_prompt,
+            names.USAGE_OUTPUT_TOKENS: request.n_generated,
+            names.USAGE_CACHED_TOKENS: self._cached(request),
+            names.REQUEST_MAX_TOKENS: request.n_max_output or None,
+            names.CONVERSATION_ID: request.conversation_id,
+            names.FINISH_REASONS: finish,
+            names.ERROR_TYPE: request.error,
+            names.TENANT: None if "tenant" in self._drop else request.tenant,
+            names.PREFIX_ID: request.prefix_id,
+            names.SAMPLE_WEIGHT: 1 / self._sample_frac if self._sample_frac < 1 else None,
+            names.FIRST_TOKEN_NS: time.ns(tokens_s[0]) - start_ns if tokens_s else None,
+            names.LAST_TOKEN_NS: time.ns(tokens_s[-1]) - start_ns if tokens_s else None,
+        }
+
+    def _engine_attributes(self, request: Request) -> dict[str, AttributeValue | None]:
+        return {
+            names.ENGINE_ID: None if "replica" in self._drop else ENGINE_ID,
+            names.ENGINE_EPOCH: self._time.epoch_ns(self._run.epochs[request.epoch]),
+            names.REQUEST_INDEX: request.index,
+            names.SEQUENCE: 0,
+            names.REQUEST_ID: f"req-{request.number}",
+            names.PREEMPTIONS: None if "preemptions" in self._drop else request.n_preemptions,
+            names.USAGE_INPUT_TOKENS: request.n_prompt,
+            names.USAGE_OUTPUT_TOKENS: request.n_generated,
+            names.USAGE_CACHED_TOKENS: self._cached(request),
+        }
+
+    # --- steps ------------------------------------------------------------------------------
+
+    def _step_spans(self, number: int, log: EpochLog) -> Iterator[TextSpan]:
+        time = self._time
+        epoch_ns = time.epoch_ns(log)
+        head = attribute_text(names.ENGINE_EPOCH, epoch_ns)
+        if "replica" not in self._drop:
+            head = f"{attribute_text(names.ENGINE_ID, ENGINE_ID)},{head}"
+        members: set[int] = set()
+        n_dropped, is_list_due = 0, True
+        previous_end_ns = time.ns(log.start_s)
+        for step in log.steps:
+            members.difference_update(step.left)
+            members.update(step.joined)
+            start_ns, end_ns = time.ns(step.start_s), time.ns(step.end_s)
+            yield from self._heartbeats(
+                number, head, epoch_ns, step.index - 1, previous_end_ns, start_ns
+            )
+            previous_end_ns = end_ns
+            if self._lost_frac and step.index and self._chance.random() < self._lost_frac:
+                n_dropped += 1
+                is_list_due = True  # the reader cannot follow a change it did not see
+                continue
+            is_full = is_list_due or step.index % names.FULL_LIST_EVERY_STEPS == 0
+            is_list_due = False
+            body = self._step_text(step, members if is_full else None, n_dropped)
+            text = self._step_span_text(epoch_ns, start_ns, end_ns, f"{head},{body}")
+            yield end_ns, number, text
+        end_ns = time.ns(self._run.end_s if number == len(self._run.epochs) - 1 else log.end_s)
+        yield from self._heartbeats(
+            number, head, epoch_ns, len(log.steps) - 1, previous_end_ns, end_ns
+        )
+
+    def _step_span_text(self, epoch_ns: int, start_ns: int, end_ns: int, attributes: str) -> str:
+        window = start_ns // names.ENGINE_TRACE_NS
+        trace_id = hashlib.blake2b(
+            f"{ENGINE_ID}/{epoch_ns}/{window}".encode(), digest_size=16
+        ).hexdigest()
+        return (
+            f'{{"traceId":"{trace_id}","spanId":"{self._span_id()}",'
+            f'"name":"{names.SPAN_ENGINE_STEP}","kind":{names.KIND_INTERNAL},'
+            f'"startTimeUnixNano":"{start_ns}","endTimeUnixNano":"{end_ns}",'
+            f'"attributes":[{attributes}],"status":{{}}}}'
+        )
+
+    def _step_text(self, step: Step, members: set[int] | None, n_dropped: int) -> str:
+        drop = self._drop
+        parts = [
+            attribute_text(names.STEP_INDEX, step.index),
+            attribute_text(names.STEP_DECODE_COUNT, step.n_decode),
+        ]
+        add = parts.append
+        if step.chunks:
+            requests, tokens, context = zip(*step.chunks, strict=True)
+            add(attribute_text(names.STEP_PREFILL_REQUESTS, requests))
+            add(attribute_text(names.STEP_PREFILL_TOKENS, tokens))
+            add(attribute_text(names.STEP_PREFILL_CONTEXT, context))
+        if step.joined:
+            add(attribute_text(names.STEP_DECODE_JOINED, ranges(step.joined)))
+        if step.left:
+            add(attribute_text(names.STEP_DECODE_LEFT, ranges(step.left)))
+        if members:
+            add(attribute_text(names.STEP_DECODE_REQUESTS, ranges(sorted(members))))
+        add(attribute_text(names.STEP_CONTEXT_TOKENS, step.n_context))
+        add(attribute_text(names.STEP_RUNNING, step.n_running))
+        add(attribute_text(names.STEP_WAITING, step.n_waiting))
+        add(attribute_text(names.STEP_WAITING_TOKENS, step.n_waiting_tokens))
+        add(attribute_text(names.STEP_OLDEST_WAIT_NS, round(step.oldest_wait_s * 1e9)))
+        add(attribute_text(names.STEP_KV_USAGE, round(step.kv_frac, 5)))
+        if step.kv_reserved_frac is not None:
+            add(attribute_text(names.STEP_KV_RESERVED, round(step.kv_reserved_frac, 5)))
+        if step.preempted and "preemptions" not in drop:
+            add(attribute_text(names.STEP_PREEMPTED, step.preempted))
+        if "admit_bound" not in drop:
+            add(attribute_text(names.STEP_ADMIT_BOUND, step.admit_bound))
+        add(attribute_text(names.STEP_DROPPED, n_dropped))
+        return ",".join(parts)
+
+    def _heartbeats(
+        self, number: int, head: str, epoch_ns: int, index: int, from_ns: int, until_ns: int
+    ) -> Iterator[TextSpan]:
+        """Yield a step of no length each ten seconds of idleness, with the last step's index."""
+        if index < 0:
+            return
+        beat_ns = from_ns + names.HEARTBEAT_NS
+        while beat_ns < until_ns:
+            attributes = ",".join(
+                (
+                    head,
+                    attribute_text(names.STEP_INDEX, index),
+                    attribute_text(names.STEP_DECODE_COUNT, 0),
+                    attribute_text(names.STEP_RUNNING, 0),
+                    attribute_text(names.STEP_WAITING, 0),
+                )
+            )
+            yield beat_ns, number, self._step_span_text(epoch_ns, beat_ns, beat_ns, attributes)
+            beat_ns += names.HEARTBEAT_NS
+
+
+def _nearest(ordered: list[int], share: float) -> int | None:
+    """Return the nearest-rank percentile of a sorted list, None of an empty one."""
+    if not ordered:
+        return None
+    rank = max(1, -(-round(share * 1000) * len(ordered) // 1000))
+    return ordered[min(rank, len(ordered)) - 1]

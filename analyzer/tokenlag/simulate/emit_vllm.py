@@ -1,0 +1,83 @@
+"""A run as vLLM tells it without help: one `llm_request` span for each finished request.
+
+Traits that are kept: attributes and units as vLLM names them, nothing about steps, aborted
+requests are absent, a wait after a preemption hides in prefill or decode, and a request that
+arrives behind a long step counts as queued only when the engine looks at it next.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from tokenlag.simulate.otlp_json import AttributeValue, Scope, Span, span_text
+from tokenlag.simulate.run import Run
+from tokenlag.simulate.timeline import Timeline
+from tokenlag_tracer import conventions as names
+
+SCOPE = Scope("vllm.tracing.otel", None)
+SPAN_NAME = "llm_request"
+
+# The remote parent's flags, as the SDK writes them.
+_FLAGS = ',"flags":768'
+
+# Keys that are vLLM's own, or that the conventions have since renamed.
+_LATENCY = "gen_ai.latency."
+_PROMPT_TOKENS = "gen_ai.usage.prompt_tokens"
+_COMPLETION_TOKENS = "gen_ai.usage.completion_tokens"
+_TOP_P = "gen_ai.request.top_p"
+_N = "gen_ai.request.n"
+
+
+def resource_of(run: Run) -> dict[str, AttributeValue | None]:
+    """Return the resource attributes that vLLM's API server process sets."""
+    return {
+        names.SERVICE_NAME: "vllm",
+        names.SERVICE_INSTANCE_ID: f"{run.variant.recipe}-{run.seed}",
+        "vllm.instrumenting_module_name": "vllm.llm_engine",
+        "vllm.process_id": "4242",
+    }
+
+
+def spans(run: Run, timeline: Timeline) -> Iterator[tuple[int, int, str]]:
+    """Yield end (unix ns), resource number 0 and text of each span."""
+    ids = random.Random(f"vllm ids {run.variant.recipe}/{run.variant.name}/{run.seed}")
+    delivery_s = run.variant.edge.delivery_ms / 1e3
+    for request in run.requests:
+        if request.done_s is None or request.error or request.is_ghost:
+            continue
+        assert request.scheduled_s is not None
+        first_s = request.first_token_s
+        queued_s = max(request.engine_s, request.seen_s or request.engine_s)
+        processed_s = request.done_s + delivery_s
+        attributes: dict[str, AttributeValue | None] = {
+            f"{_LATENCY}time_to_first_token": (
+                None if first_s is None else first_s + delivery_s - request.arrival_s
+            ),
+            f"{_LATENCY}e2e": processed_s - request.arrival_s,
+            f"{_LATENCY}time_in_queue": request.scheduled_s - queued_s,
+            _PROMPT_TOKENS: request.n_prompt,
+            _COMPLETION_TOKENS: request.n_generated,
+            f"{_LATENCY}time_in_model_prefill": (
+                None if first_s is None else first_s - request.scheduled_s
+            ),
+            f"{_LATENCY}time_in_model_decode": (
+                None if first_s is None else request.done_s - first_s
+            ),
+            f"{_LATENCY}time_in_model_inference": request.done_s - request.scheduled_s,
+            names.REQUEST_ID: f"cmpl-req-{request.number}-0",
+            _TOP_P: 1.0,
+            names.REQUEST_MAX_TOKENS: request.n_max_output or None,
+            _N: 1,
+        }
+        span = Span(
+            trace_id=f"{ids.getrandbits(128):032x}",
+            span_id=f"{ids.getrandbits(64):016x}",
+            parent_id=f"{ids.getrandbits(64):016x}",
+            name=SPAN_NAME,
+            kind=names.KIND_SERVER,
+            start_ns=timeline.ns(request.arrival_s),
+            end_ns=timeline.ns(processed_s),
+            attributes=attributes,
+        )
+        yield span.end_ns, 0, span_text(span, extra=_FLAGS)

@@ -1,0 +1,114 @@
+"""Runs a recipe: workload through one engine, over its restarts, to a finished log."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+from tokenlag.simulate.engine import Engine, EpochLog, Request, StepHook
+from tokenlag.simulate.recipe import Recipe, Truth, Variant
+from tokenlag.simulate.workload import Workload
+
+ERROR_RESTART = "engine_restart"
+ERROR_UNAVAILABLE = "engine_unavailable"
+
+
+@dataclass(slots=True)
+class Run:
+    """What happened: every step of every engine epoch and every request.
+
+    Attributes:
+        variant: what was run.
+        seed: with which seed.
+        epochs: step logs, one for each start of the engine, in order.
+        requests: all requests in the order of their making.
+        end_s: when the run's data end, in seconds of the run.
+    """
+
+    variant: Variant
+    seed: int
+    epochs: list[EpochLog]
+    requests: list[Request]
+    end_s: float
+
+    @property
+    def truth(self) -> Truth:
+        """What a diagnosis of the run must and must not say."""
+        return self.variant.truth
+
+    @property
+    def n_steps(self) -> int:
+        """Number of engine steps."""
+        return sum(len(epoch.steps) for epoch in self.epochs)
+
+
+def run(
+    recipe: Recipe,
+    seed: int | None = None,
+    control: bool = False,
+    variant: str | None = None,
+    hook: StepHook | None = None,
+) -> Run:
+    """Run a recipe.
+
+    Args:
+        recipe: what to run.
+        seed: of arrivals and lengths; the recipe's own by default. With another seed, a recipe's
+            `reseed` table adds step noise and moves deterministic sends, so that seeds differ.
+        control: run the recipe's control instead of the fault.
+        variant: run this variant.
+        hook: changes the time of steps; see `Engine`.
+
+    Raises:
+        InputError: no such variant, no control, or a request that no engine of this size can hold.
+    """
+    name = variant
+    if control:
+        name = recipe.control
+        if name is None:
+            name = recipe.base if recipe.variant().truth.healthy else "control"
+    chosen = recipe.variant(name)
+    used_seed = chosen.seed if seed is None else seed
+    model, jitter_s = chosen.step, 0.0
+    if used_seed != chosen.seed:
+        jitter_s = float(chosen.reseed.get("jitter_s", 0.0))
+        model = replace(model, noise_sigma=float(chosen.reseed.get("noise_sigma", 0.0)))
+    workload = Workload(chosen.workload, chosen.edge, seed=used_seed, jitter_s=jitter_s)
+    noise = random.Random(f"noise {used_seed}")
+
+    epochs: list[EpochLog] = []
+    restart = chosen.restart
+    first = Engine(chosen.engine, model, noise=noise, on_done=workload.follow_up, hook=hook)
+    first.add(workload.initial())
+    end_s = first.run(min(chosen.horizon_s, restart.at_s if restart else float("inf")))
+    first.close()
+    epochs.append(first.log)
+    if restart is not None and end_s >= restart.at_s:
+        up_s = restart.at_s + restart.down_s
+        second = Engine(
+            chosen.engine,
+            model,
+            noise=noise,
+            on_done=workload.follow_up,
+            hook=hook,
+            epoch=1,
+            start_s=up_s,
+        )
+        lost = first.open_requests()
+        for request in lost:
+            request.error, request.done_s = ERROR_RESTART, restart.at_s
+        for request in first.pending():
+            if request.engine_s < up_s:
+                request.error, request.done_s = ERROR_UNAVAILABLE, request.engine_s
+                lost.append(request)
+            else:
+                second.add([request])
+        if restart.retry_after_s is not None:
+            for request in lost:
+                heard_s = max(request.done_s or 0.0, request.arrival_s)
+                sent_s = max(heard_s + restart.retry_after_s, up_s)
+                second.add([workload.again(request, sent_s)])
+        end_s = second.run(chosen.horizon_s)
+        second.close()
+        epochs.append(second.log)
+    return Run(chosen, used_seed, epochs, workload.requests, end_s)

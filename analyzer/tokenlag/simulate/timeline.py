@@ -1,0 +1,65 @@
+"""Seconds of a run as unix nanoseconds, and what an engine tells of itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+from tokenlag.simulate.engine import EpochLog
+from tokenlag.simulate.otlp_json import AttributeValue
+from tokenlag.simulate.run import Run
+from tokenlag_tracer import conventions as names
+
+# 2026-03-02T12:00:00Z, a Monday at noon.
+DEFAULT_END_NS = 1_772_452_800_000_000_000
+
+# The engine is up some seconds before its first request.
+ENGINE_START_LEAD_NS = 30_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Places a run on unix time: its last instant is at `end_ns`.
+
+    Attributes:
+        run_end_s: the run's last instant, in seconds of the run.
+        end_ns: where that is put, unix ns.
+        client_skew_ns: how far the client's clock is ahead.
+    """
+
+    run_end_s: float
+    end_ns: int
+    client_skew_ns: int = 0
+
+    def ns(self, time_s: float) -> int:
+        """Return unix nanoseconds of a time of the run in seconds."""
+        return self.end_ns + round((time_s - self.run_end_s) * 1e9)
+
+    def epoch_ns(self, log: EpochLog) -> int:
+        """Return when an engine epoch began, in unix nanoseconds."""
+        lead_ns = 0 if log.epoch else ENGINE_START_LEAD_NS
+        return self.ns(log.start_s) - lead_ns
+
+
+def resource_of(run: Run, *, has_replica: bool = True) -> dict[str, AttributeValue | None]:
+    """Return the resource attributes of the run's engine: its limits and its name."""
+    config = run.variant.engine
+    text = json.dumps(asdict(config), sort_keys=True)
+    threshold = config.prompt_threshold or None
+    resource: dict[str, AttributeValue | None] = {
+        names.SERVICE_NAME: "sim",
+        names.SERVICE_INSTANCE_ID: "sim-0" if has_replica else None,
+        names.HOST_NAME: "sim-host" if has_replica else None,
+        names.ENGINE_NAME: "sim",
+        names.ENGINE_VERSION: "1",
+        names.ENGINE_MAX_SEQS: config.max_seqs,
+        names.ENGINE_MAX_BATCH_TOKENS: config.max_batch_tokens,
+        names.ENGINE_KV_TOKENS: config.kv_tokens,
+        names.ENGINE_CHUNKED_PREFILL: config.policy == "mixed" or threshold is not None,
+        names.ENGINE_PREFIX_CACHING: any(r.n_cached for r in run.requests),
+        names.CONFIG_HASH: hashlib.blake2b(text.encode(), digest_size=6).hexdigest(),
+        names.MODEL_NAME: run.variant.model,
+    }
+    resource.update(run.variant.resource)
+    return resource

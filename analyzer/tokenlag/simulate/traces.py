@@ -1,0 +1,121 @@
+"""Writes a run as traces: which form, what is left out, where on the clock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenlag.errors import InputError
+from tokenlag.simulate import emit_vllm
+from tokenlag.simulate.emit_contract import ContractEmitter
+from tokenlag.simulate.otlp_json import Scope, write_lines
+from tokenlag.simulate.run import Run
+from tokenlag.simulate.timeline import DEFAULT_END_NS, Timeline, resource_of
+
+FORMS = ("contract", "compact", "vllm")
+
+DROPS = {
+    "steps": "no llm.engine_step spans",
+    "client": "no client spans",
+    "network": "no llm.network spans",
+    "frontend": "no llm.frontend spans",
+    "queue": "no llm.queue spans",
+    "prefill": "no llm.prefill spans and no chunks",
+    "chunks": "no llm.prefill_chunk spans",
+    "decode": "no llm.decode spans",
+    "cached": "no cached tokens",
+    "preemptions": "no preemption counts, events or re-queue spans",
+    "replica": "no engine id, instance or host",
+    "admit_bound": "not told what kept the queue's head out",
+    "tenant": "no tenant",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """What happens to traces on their way.
+
+    Attributes:
+        lost_step_frac: share of step records lost; the index shows the holes.
+        sample_frac: share of request traces kept, with their weight.
+        duplicate_frac: share of spans that are there twice.
+        client_skew_ms: how far the client's clock is ahead.
+    """
+
+    lost_step_frac: float = 0.0
+    sample_frac: float = 1.0
+    duplicate_frac: float = 0.0
+    client_skew_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.lost_step_frac < 1 and 0 < self.sample_frac <= 1):
+            raise InputError("lost_step_frac and sample_frac are shares of 1")
+
+
+NO_DAMAGE = Damage()
+
+
+def write_traces(
+    run: Run,
+    path: str | Path,
+    form: str = "contract",
+    drop: Iterable[str] = (),
+    end_ns: int | None = None,
+    damage: Damage = NO_DAMAGE,
+) -> int:
+    """Write a run as OTLP JSON lines.
+
+    Args:
+        run: the run.
+        path: `.jsonl`, `.jsonl.gz` or `.jsonl.zst`; folders are made.
+        form: `contract`, `compact` or `vllm`.
+        drop: names from `DROPS`: what is not recorded.
+        end_ns: unix ns of the last span's end; by default a fixed day in 2026.
+        damage: losses, sampling, duplicates, clock skew.
+
+    Returns:
+        The number of spans written.
+
+    Raises:
+        InputError: an unknown form or drop, or a path that cannot be written.
+    """
+    dropped = frozenset(drop)
+    unknown = sorted(dropped - set(DROPS))
+    if unknown:
+        raise InputError(f"cannot drop {unknown[0]!r}", hint=f"one of {', '.join(DROPS)}")
+    if form not in FORMS:
+        raise InputError(f"no form {form!r}", hint=f"one of {', '.join(FORMS)}")
+    timeline = Timeline(
+        run_end_s=_last_instant_s(run),
+        end_ns=DEFAULT_END_NS if end_ns is None else end_ns,
+        client_skew_ns=round(damage.client_skew_ms * 1e6),
+    )
+    if form == "vllm":
+        spans = list(emit_vllm.spans(run, timeline))
+        resources, scope = [emit_vllm.resource_of(run)], emit_vllm.SCOPE
+    else:
+        emitter = ContractEmitter(
+            run,
+            timeline,
+            is_compact=form == "compact",
+            drop=dropped,
+            lost_frac=damage.lost_step_frac,
+            sample_frac=damage.sample_frac,
+        )
+        spans = list(emitter.spans())
+        resources = [resource_of(run, has_replica="replica" not in dropped)] * len(run.epochs)
+        scope = Scope()
+    if damage.duplicate_frac:
+        chance = random.Random(f"duplicates {run.seed}")
+        spans += [span for span in spans if chance.random() < damage.duplicate_frac]
+    return write_lines(Path(path), spans, resources, scope)
+
+
+def _last_instant_s(run: Run) -> float:
+    """Return when the last span ends: the client hears of the last token a little later."""
+    edge = run.variant.edge
+    after_s = (edge.delivery_ms + edge.network_ms) / 1e3
+    ends = [request.done_s for request in run.requests if request.done_s is not None]
+    return max(run.end_s, max(ends, default=0.0) + after_s)
