@@ -62,6 +62,14 @@ class Table(msgspec.Struct, frozen=True):
     is_cut: bool = False
 
 
+class Bound(msgspec.Struct, frozen=True):
+    """What binding a query told: its columns, the `$names` it uses, the functions it calls."""
+
+    columns: list[tuple[str, str]]
+    parameters: list[str]
+    functions: list[str]
+
+
 class Fault(msgspec.Struct, frozen=True):
     """What is wrong with the query under `key`."""
 
@@ -76,7 +84,7 @@ class Outcome(msgspec.Struct, frozen=True):
     detect: Table | None = None
     evidence: list[list[Table | None]] = []
     ruled_out: list[list[Table | None]] = []
-    bound: list[list[tuple[str, str]] | None] = []
+    bound: list[Bound | None] = []
     faults: list[Fault] = []
 
 
@@ -124,12 +132,15 @@ def evaluate(box: Box, queries: Queries, time_s: float) -> Outcome:
 
 
 def bind(box: Box, queries: list[BindQuery]) -> Outcome:
-    """Bind each query on the box's tables; the columns, or None and a fault keyed by number."""
-    bound: list[list[tuple[str, str]] | None] = []
+    """Bind each query on the box's tables; None and a fault keyed by its number where it fails."""
+    bound: list[Bound | None] = []
     faults: list[Fault] = []
     for number, query in enumerate(queries):
         try:
-            bound.append(box.describe(query.sql, query.params))
+            columns = box.describe(query.sql, query.params)
+            names = sorted(box.parameters(query.sql))
+            functions = sorted(box.references(query.sql).functions)
+            bound.append(Bound(columns, names, functions))
         except RuleError as error:
             bound.append(None)
             faults.append(Fault(str(number), error.message, error.hint))

@@ -29,6 +29,10 @@ from tokenlag.errors import InputError, RuleError
 ALLOWED_TABLE_FUNCTIONS = frozenset({"generate_series", "range", "unnest"})
 _SCHEMA_FILES = ("schema.sql", "derived.sql")
 _QUERY_NODES = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
+# Functions that SQL calls without brackets, so that the tree shows them as columns.
+_CLOCK_WORDS = frozenset(
+    ["current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"]
+)
 
 
 class BoxLimits(msgspec.Struct, frozen=True):
@@ -281,6 +285,8 @@ def _walk(tree: dict[str, Any]) -> References:
             table_functions.add(str(node["function"]["function_name"]).lower())
         elif kind == "FUNCTION":
             functions.add(str(node["function_name"]).lower())
+        elif kind == "COLUMN_REF" and _CLOCK_WORDS.intersection(node.get("column_names", [])):
+            functions.add(str(node["column_names"][-1]).lower())
         elif kind == "SHOW_REF":
             forbidden.add("DESCRIBE, SHOW or SUMMARIZE")
         elif kind.endswith("_NODE") and kind not in _QUERY_NODES:
