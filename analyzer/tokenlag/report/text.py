@@ -42,17 +42,9 @@ def render_text(
         verbosity: below 0 the verdict line alone, above 0 everything that is known.
     """
     out = io.StringIO()
-    console = Console(
-        file=out,
-        width=max(width, _MIN_WIDTH),
-        force_terminal=color,
-        color_system="standard" if color else None,
-        no_color=not color,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        legacy_windows=False,
-    )
+    console = _console(out, max(width, _MIN_WIDTH), color=color)
+    # a narrow terminal wraps a table's lines; cutting its cells would lose numbers
+    wide = _console(out, max(width, _TABLE_WIDTH), color=color)
     style = _STATUS_STYLE[diagnosis.verdict.status]
     verdict = Text.assemble(
         (tables.status_word(diagnosis), style), ": ", tables.verdict_sentence(diagnosis)
@@ -61,10 +53,23 @@ def render_text(
     if verbosity >= 0:
         for part in _body(diagnosis, is_verbose=verbosity > 0):
             console.print()
-            # a narrow terminal wraps a table's lines; cutting its cells would lose numbers
-            console.print(part, width=max(width, _TABLE_WIDTH) if isinstance(part, Table) else None)
+            (wide if isinstance(part, Table) else console).print(part)
     text = "\n".join(line.rstrip() for line in out.getvalue().split("\n"))
     return fmt.to_ascii(text) if ascii_only else text
+
+
+def _console(out: io.StringIO, width: int, *, color: bool) -> Console:
+    return Console(
+        file=out,
+        width=width,
+        force_terminal=color,
+        color_system="standard" if color else None,
+        no_color=not color,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        legacy_windows=False,
+    )
 
 
 def _body(diagnosis: Diagnosis, *, is_verbose: bool) -> list[RenderableType]:

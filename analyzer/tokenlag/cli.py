@@ -1,0 +1,284 @@
+"""The command line: two plain typer apps and a dispatch on the first word.
+
+`diagnose PATH…` is the main job, so that `diagnose traces/ --since 1h` reads well; the
+other words are sub-commands when they come first. Whatever takes long to import is
+imported by the command that needs it: `diagnose --help` is quick.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tokenlag import __version__, options
+from tokenlag.errors import TokenlagError, UsageError
+from tokenlag.options import OutputFormat
+from tokenlag.report.console import (
+    DEFAULT_WIDTH,
+    Progress,
+    Terminal,
+    say,
+    terminal_of,
+    write_file,
+    write_out,
+)
+from tokenlag.window import EmptyWindowError, LocalZone
+
+if TYPE_CHECKING:
+    from tokenlag.pipeline import Request
+
+_SETTINGS: dict[str, Any] = {
+    "add_completion": False,
+    "rich_markup_mode": None,
+    "pretty_exceptions_enable": False,
+}
+_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+_COMMAND_HELP = "\n".join(f"  {name:8} {text}" for name, text in options.COMMANDS.items())
+_EPILOG = f"""\b
+Commands, as the first word (a path of that name is ./demo):
+{_COMMAND_HELP}
+
+\b
+Exit status: 0 done, 1 a problem (with --fail-on problem), 2 the command or its
+input could not be used, 3 inconclusive (with --fail-on inconclusive).
+
+\b
+Examples:
+  diagnose traces/ --since 1h
+  diagnose traces/ --since-end 1h --slo ttft_p90=500ms,itl_p99=50ms
+  diagnose today.jsonl.zst --baseline-traces yesterday.jsonl.zst --format md"""
+
+main_app = typer.Typer(**_SETTINGS)
+command_app = typer.Typer(**_SETTINGS, context_settings=_CONTEXT, no_args_is_help=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit status. Nothing but a status comes out of it."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(args)
+    except EmptyWindowError as error:
+        drop = ["--since", "--until", "--since-end"]
+        drop += ["--baseline"] if error.what == "baseline" else []
+        command = options.with_flags(args, error.flags, drop)
+        say(f"diagnose: {UsageError(error.message, hint=command)}")
+        return 2
+    except TokenlagError as error:
+        say(f"diagnose: {error}")
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # nobody reads: keep the interpreter's own last flush from complaining
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except Exception as error:
+        return _unexpected(error)
+
+
+def _dispatch(args: list[str]) -> int:
+    if not args:
+        raise UsageError("nothing to diagnose", hint="diagnose traces/ --since 1h, or --help")
+    is_command = args[0] in options.COMMANDS
+    if not is_command:
+        options.check_first_word(args[0])
+    command = typer.main.get_command(command_app if is_command else main_app)
+    try:
+        status = command.main(
+            options.joined_goodput(args), prog_name="diagnose", standalone_mode=False
+        )
+    except typer.Abort:
+        return 130
+    except Exception as error:
+        # typer carries its own copy of click, or uses click, by version: known by what it can do
+        if (message := getattr(error, "format_message", None)) is None:
+            raise
+        raise UsageError(" ".join(message().split()).rstrip("."), hint=_help_hint(args)) from None
+    return int(status or 0)
+
+
+def _help_hint(args: Sequence[str]) -> str:
+    return f"diagnose {args[0]} --help" if args[0] in options.COMMANDS else "diagnose --help"
+
+
+def _unexpected(error: Exception) -> int:
+    if os.environ.get("TOKENLAG_DEBUG"):
+        traceback.print_exc()
+    else:
+        say(
+            f"diagnose: unexpected {type(error).__name__}: {error} "
+            "(please report it; TOKENLAG_DEBUG=1 shows where)"
+        )
+    return 2
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        write_out(f"tokenlag {__version__}\n")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool,
+    typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version."),
+]
+
+
+@main_app.command(context_settings=_CONTEXT, epilog=_EPILOG)
+def diagnose(
+    paths: options.Paths,
+    since: options.Since = None,
+    until: options.Until = None,
+    since_end: options.SinceEnd = None,
+    baseline: options.Baseline = None,
+    baseline_traces: options.BaselineTraces = None,
+    slo: options.Slo = None,
+    goodput: options.Goodput = None,
+    by: options.By = None,
+    rules: options.Rules = None,
+    form: options.Form = OutputFormat.TEXT,
+    output: options.Output = None,
+    fail_on: options.FailOn = None,
+    no_cache: options.NoCache = False,  # noqa: ARG001  (there is no cache yet to pass by)
+    workers: options.Workers = None,
+    memory_limit: options.MemoryLimit = None,
+    verbose: options.Verbose = False,
+    quiet: options.Quiet = False,
+    version: Version = False,  # noqa: ARG001  (its callback does it)
+) -> int:
+    """Say why an LLM server is slow, from its traces."""
+    from tokenlag.pipeline import Request
+
+    request = Request(
+        paths=paths,
+        since=since,
+        until=until,
+        since_end=since_end,
+        baseline=baseline,
+        baseline_traces=baseline_traces or [],
+        slo=slo,
+        goodput=goodput or [],
+        by=by.value if by else None,
+        rules_dirs=rules or [],
+        n_workers=workers,
+        memory_limit=options.checked_memory(memory_limit),
+    )
+    return _diagnose_and_print(request, form, output, fail_on, options.verbosity(verbose, quiet))
+
+
+@command_app.command()
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A", help="Traces of the normal time.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Traces of the slow time.")],
+    slo: options.Slo = None,
+    goodput: options.Goodput = None,
+    by: options.By = None,
+    rules: options.Rules = None,
+    form: options.Form = OutputFormat.TEXT,
+    output: options.Output = None,
+    fail_on: options.FailOn = None,
+    workers: options.Workers = None,
+    memory_limit: options.MemoryLimit = None,
+    verbose: options.Verbose = False,
+    quiet: options.Quiet = False,
+) -> int:
+    """Diagnose B with A as its baseline: `diagnose B --baseline-traces A`."""
+    return diagnose(
+        [b],
+        baseline_traces=[a],
+        slo=slo,
+        goodput=goodput,
+        by=by,
+        rules=rules,
+        form=form,
+        output=output,
+        fail_on=fail_on,
+        workers=workers,
+        memory_limit=memory_limit,
+        verbose=verbose,
+        quiet=quiet,
+    )
+
+
+def _diagnose_and_print(
+    request: Request,
+    form: OutputFormat,
+    output: Path | None,
+    fail_on: list[str] | None,
+    verbosity: int,
+) -> int:
+    from tokenlag import pipeline
+    from tokenlag.report import render
+
+    statuses = options.fail_statuses(fail_on or [])
+    with Progress() as progress:
+        outcome = pipeline.diagnose(
+            request, now_ns=time.time_ns(), tz=LocalZone(), progress=progress
+        )
+    target = Terminal(DEFAULT_WIDTH, color=False, ascii_only=False)
+    if output is None:
+        target = terminal_of(sys.stdout)
+    text = render(
+        outcome.diagnosis,
+        form.value,
+        width=target.width,
+        color=target.color,
+        ascii_only=target.ascii_only,
+        verbosity=verbosity,
+    )
+    if output is None:
+        write_out(text, is_json=form is OutputFormat.JSON)
+    else:
+        write_file(output, text)
+    for problem in outcome.problems:
+        say(f"diagnose: {problem}")
+    return 2 if outcome.problems else statuses.get(outcome.diagnosis.verdict.status, 0)
+
+
+@command_app.command()
+def demo(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to.")] = Path("traces"),
+    healthy: Annotated[bool, typer.Option("--healthy", help="The same load, no fault.")] = False,
+) -> int:
+    """Write example traces into DIR; their fault ends now, so that `--since 1h` finds it."""
+    from tokenlag.simulate.demo import write_demo
+
+    write_demo(folder, healthy=healthy, end_ns=time.time_ns())
+    return 0
+
+
+@command_app.command(name="rules")
+def list_rules(rules: options.Rules = None) -> int:
+    """List the causes that are looked for, and what each needs to be in the traces."""
+    from tokenlag.judge.rulebook import load_rules
+
+    load_rules(rules or [])
+    return 0
+
+
+@command_app.command()
+def explain(
+    rule: Annotated[str, typer.Argument(metavar="RULE", help="A cause, as `rules` lists them.")],
+    rules: options.Rules = None,
+) -> int:
+    """Show one cause: what it means, how it is told apart, when it is wrong, what to do."""
+    from tokenlag.judge.rulebook import load_rules
+
+    load_rules(rules or []).get(rule)
+    return 0
+
+
+@command_app.command()
+def schema() -> int:
+    """Print the tables that rules and `sql` read, every column with its unit."""
+    from tokenlag.store.box import schema_scripts
+
+    write_out("\n".join(script.rstrip() + "\n" for script in schema_scripts()))
+    return 0
