@@ -1,0 +1,1 @@
+"""From files to the canonical tables: sources read bytes, dialects read spans."""

@@ -1,0 +1,224 @@
+"""From paths to span rows: finds files, reads them with all cores, tells what was noticed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tokenlag.errors import InputError
+from tokenlag.read.files import (
+    BLOCK_BYTES,
+    GLOB_HINT,
+    MAX_TEXT_BYTES,
+    Bytes,
+    InputFile,
+    blocks_of,
+    find_files,
+    is_one_text,
+    whole_text,
+)
+from tokenlag.read.jobs import Job
+from tokenlag.read.noticed import FileResult, ReadNote, skipped_notes
+from tokenlag.read.pool import InProcess, Processes, Readers
+from tokenlag.read.sources import otlp_json
+from tokenlag.read.sources.guess import guess
+from tokenlag.read.spans import RowFiles, Schema, event_schema, span_schema
+from tokenlag.read.vocabulary import Vocabulary
+
+Progress = Callable[[int, int], None]
+
+RANGE_BYTES: Final = 32 * 2**20  # of a plain file, one job
+IN_PROCESS_BYTES: Final = 20 * 2**20  # below it, starting a process costs more than it saves
+COMPRESSION_GUESS: Final = 12  # bytes of JSON in a byte of .gz or .zst, for the same decision
+MAX_WORKERS: Final = 16
+
+
+@dataclass
+class ReadResult:
+    """What was read.
+
+    Args:
+        span_files: Parquet files of one schema (`spans.span_schema`); the first is empty.
+        event_files: the same for the wanted span events (`spans.event_schema`).
+        notes: what coverage should say.
+        problems: named inputs that could not be used; the others still count.
+        n_spans: rows in the span files.
+        n_files: files that held spans.
+    """
+
+    span_files: list[Path] = field(default_factory=list)
+    event_files: list[Path] = field(default_factory=list)
+    notes: list[ReadNote] = field(default_factory=list)
+    problems: list[InputError] = field(default_factory=list)
+    n_spans: int = 0
+    n_files: int = 0
+
+
+@dataclass(frozen=True)
+class _Task:
+    job: Job
+    payload: bytes
+    result: FileResult
+    n_done: int  # bytes on disk that are read once this is done
+
+
+def read_spans(
+    paths: Sequence[str | Path],
+    out_dir: Path,
+    vocabulary: Vocabulary,
+    *,
+    n_workers: int | None = None,
+    progress: Progress | None = None,
+) -> ReadResult:
+    """Reads all traces that the paths mean and writes their spans as Parquet.
+
+    Args:
+        paths: files, folders, patterns, or `-` for standard input.
+        out_dir: an existing folder for the Parquet files.
+        vocabulary: the attribute keys to keep; nothing else is.
+        n_workers: processes; 0 reads in this one; None decides by size and cores.
+        progress: is called with the bytes done and the bytes in all, as they lie on disk.
+
+    Returns:
+        The files written, and what was noticed.
+
+    Raises:
+        InputError: nothing at all could be read.
+    """
+    found = find_files(paths)
+    n_total = sum(file.n_bytes for file in found.files)
+    results: list[FileResult] = []
+    readers = _readers(found.files, n_workers, out_dir, vocabulary)
+    n_done = 0
+    try:
+        for task, report in readers.run(_tasks(found.files, results)):
+            task.result.add(report)
+            n_done += task.n_done
+            if progress:
+                progress(min(n_done, n_total), n_total)
+        span_files, event_files = readers.finish()
+    finally:
+        readers.close()
+    result = ReadResult(problems=list(found.problems))
+    skipped = list(found.skipped)
+    for file_result in results:
+        result.n_spans += file_result.report.n_rows
+        result.n_files += file_result.report.n_rows > 0
+        problem = file_result.problem()
+        if problem is None:
+            result.notes += file_result.notes()
+        elif file_result.file.is_named:
+            result.problems.append(problem)
+        else:
+            skipped.append((file_result.file.name, file_result.why()))
+    result.notes += skipped_notes(skipped)
+    if not result.n_spans:
+        raise _nothing(paths, result, skipped)
+    result.span_files = [_empty(out_dir, "spans", span_schema(vocabulary)), *span_files]
+    result.event_files = [_empty(out_dir, "events", event_schema(vocabulary)), *event_files]
+    return result
+
+
+def _empty(out_dir: Path, prefix: str, schema: Schema) -> Path:
+    files = RowFiles(out_dir, f"{prefix}-empty", schema)
+    files.write_empty()
+    return files.files[0]
+
+
+def _nothing(
+    paths: Sequence[str | Path], result: ReadResult, skipped: list[tuple[str, str]]
+) -> InputError:
+    """The one error when there is no span: the only problem there is, or a summary."""
+    if len(result.problems) == 1 and not skipped:
+        return result.problems[0]
+    place = str(paths[0]) if len(paths) == 1 else None
+    if result.problems:
+        first = result.problems[0]
+        n_more = len(result.problems) - 1 + len(skipped)
+        return InputError(
+            first.message + (f"; and {n_more} more without spans" if n_more else ""),
+            place=first.place,
+            hint=first.hint,
+        )
+    if skipped:
+        reasons = "; ".join(note.text for note in skipped_notes(skipped))
+        return InputError(f"no spans here: {reasons}", place=place, hint=GLOB_HINT)
+    texts = "; ".join(note.text for note in result.notes)
+    return InputError(f"no spans here{': ' + texts if texts else ''}", place=place, hint=GLOB_HINT)
+
+
+def _readers(
+    files: list[InputFile], n_workers: int | None, out_dir: Path, vocabulary: Vocabulary
+) -> Readers:
+    if n_workers is None:
+        n_bytes = sum(_estimated_bytes(file) for file in files)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+        n_cores = cores or os.cpu_count() or 1
+        n_workers = min(n_cores, MAX_WORKERS) if n_bytes > IN_PROCESS_BYTES else 0
+    if n_workers:
+        return Processes(n_workers, out_dir, vocabulary)
+    return InProcess(out_dir, vocabulary)
+
+
+def _estimated_bytes(file: InputFile) -> int:
+    is_packed = file.path.suffix.lower() in {".gz", ".zst", ".zstd", ".gzip"}
+    return file.n_bytes * (COMPRESSION_GUESS if is_packed else 1)
+
+
+def _tasks(files: list[InputFile], results: list[FileResult]) -> Iterator[_Task]:
+    """The jobs of all files; appends a result for each file as it gets to it."""
+    for file in files:
+        result = FileResult(file)
+        results.append(result)
+        try:
+            with Bytes(file) as stream:
+                yield from _tasks_of(file, stream, result)
+                result.broken = stream.broken
+        except InputError as error:
+            result.error = error
+
+
+def _tasks_of(file: InputFile, stream: Bytes, result: FileResult) -> Iterator[_Task]:
+    result.head = stream.head
+    if not otlp_json.looks_like(stream.head):
+        result.guess = guess(stream.head)
+        return
+    if is_one_text(stream.head):
+        text = whole_text(stream.chunks())
+        if text is None:
+            result.too_long = f"one JSON text of more than {MAX_TEXT_BYTES >> 20} MB"
+            return
+        job = Job(file.name, n_payload=len(text), is_one_text=True)
+        yield _Task(job, text, result, file.n_bytes)
+        return
+    if stream.is_seekable:
+        for start in range(0, file.n_bytes, RANGE_BYTES):
+            end = min(start + RANGE_BYTES, file.n_bytes)
+            yield _Task(Job(file.name, str(file.path), start, end), b"", result, end - start)
+        return
+    n_before = 0
+    for block in blocks_of(_gathered(stream.chunks())):
+        if block.data is None:
+            result.too_long = f"line {block.line} is longer than {MAX_TEXT_BYTES >> 20} MB"
+            return
+        n_read = min(stream.n_read(), file.n_bytes)
+        job = Job(file.name, n_payload=len(block.data), line=block.line)
+        yield _Task(job, block.data, result, n_read - n_before)
+        n_before = n_read
+
+
+def _gathered(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Chunks of about a block's size, for decompressors give small ones."""
+    parts: list[bytes] = []
+    n_bytes = 0
+    for chunk in chunks:
+        parts.append(chunk)
+        n_bytes += len(chunk)
+        if n_bytes >= BLOCK_BYTES:
+            yield b"".join(parts)
+            parts, n_bytes = [], 0
+    if parts:
+        yield b"".join(parts)
