@@ -1,0 +1,147 @@
+"""Dialects: how one producer's spans become canonical rows.
+
+A dialect is the keys that it needs, a rank of trust, and an SQL script from the view
+`spans` to the staging tables of `staging.sql`. In that view an attribute column is
+called by its constant's name in `conventions.py` in lower case ("step_index"), a
+resource key the same with `res_` before it; keys that only a dialect knows have the
+name given here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from tokenlag_tracer import conventions
+
+PACKAGE: Final = "tokenlag.read.dialects"
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """One producer's way to write spans.
+
+    Attributes:
+        name: as it appears in `requests.dialects`.
+        trust: smaller wins, field by field, where two dialects tell of one request.
+        script: its `.sql` in this package.
+        keys: column name → (attribute key, type) for keys outside the conventions.
+        resource_keys: the same for resource attributes; columns get `res_` before them.
+        event_names: span events that the script reads.
+    """
+
+    name: str
+    trust: int
+    script: str
+    keys: dict[str, tuple[str, str]] = field(default_factory=dict)
+    resource_keys: dict[str, tuple[str, str]] = field(default_factory=dict)
+    event_names: frozenset[str] = frozenset()
+
+
+# De-facto keys that several engines write; semconv has no names for them.
+_LATENCY_KEYS: Final[dict[str, tuple[str, str]]] = {
+    "prompt_tokens": ("gen_ai.usage.prompt_tokens", "int"),
+    "completion_tokens": ("gen_ai.usage.completion_tokens", "int"),
+    "time_to_first_token_s": ("gen_ai.latency.time_to_first_token", "float"),
+    "e2e_s": ("gen_ai.latency.e2e", "float"),
+    "time_in_queue_s": ("gen_ai.latency.time_in_queue", "float"),
+    "time_in_prefill_s": ("gen_ai.latency.time_in_model_prefill", "float"),
+    "time_in_decode_s": ("gen_ai.latency.time_in_model_decode", "float"),
+    "time_in_inference_s": ("gen_ai.latency.time_in_model_inference", "float"),
+    "n_choices_asked": ("gen_ai.request.n", "int"),
+    "cached_tokens": ("gen_ai.usage.cached_tokens", "int"),
+    "response_model": ("gen_ai.response.model", "str"),
+}
+
+# In the order in which the scripts run: the contract's looks at who has a client.
+DIALECTS: Final[tuple[Dialect, ...]] = (
+    Dialect(
+        "genai-client",
+        9,
+        "genai_client.sql",
+        keys={
+            "prompt_tokens": ("gen_ai.usage.prompt_tokens", "int"),
+            "completion_tokens": ("gen_ai.usage.completion_tokens", "int"),
+            "response_model": ("gen_ai.response.model", "str"),
+            "cached_tokens_underscore": ("gen_ai.usage.cache_read_input_tokens", "int"),
+        },
+    ),
+    Dialect("contract", 1, "contract.sql"),
+    Dialect(
+        "vllm",
+        2,
+        "vllm.sql",
+        keys=_LATENCY_KEYS
+        | {
+            "time_in_scheduler_s": ("gen_ai.latency.time_in_scheduler", "float"),
+            "time_in_forward_s": ("gen_ai.latency.time_in_model_forward", "float"),
+            "time_in_execute_s": ("gen_ai.latency.time_in_model_execute", "float"),
+        },
+        resource_keys={
+            "vllm_process_id": ("vllm.process_id", "str"),
+            "vllm_module": ("vllm.instrumenting_module_name", "str"),
+        },
+    ),
+    Dialect(
+        "sglang",
+        3,
+        "sglang.sql",
+        keys=_LATENCY_KEYS
+        | {
+            "rid": ("rid", "str"),
+            "module": ("module", "str"),
+            "host_id": ("host_id", "str"),
+            "pid": ("pid", "str"),
+            "thread_label": ("thread_label", "str"),
+            "tp_rank": ("tp_rank", "int"),
+            "dp_rank": ("dp_rank", "int"),
+        },
+        event_names=frozenset({"retract"}),
+    ),
+)
+
+
+def span_columns() -> dict[str, tuple[str, str]]:
+    """Column name → (attribute key, type) of every attribute that some dialect reads."""
+    columns = {
+        constant.lower(): (key, conventions.SPAN_ATTRIBUTE_TYPES[key])
+        for constant, key in _constants().items()
+        if key in conventions.SPAN_ATTRIBUTE_TYPES
+    }
+    for dialect in DIALECTS:
+        columns |= dialect.keys
+    return columns
+
+
+def resource_columns() -> dict[str, tuple[str, str]]:
+    """Column name (with `res_`) → (resource key, type) of every resource key read."""
+    columns = {
+        f"res_{constant.lower()}": (key, conventions.RESOURCE_ATTRIBUTE_TYPES[key])
+        for constant, key in _constants().items()
+        if key in conventions.RESOURCE_ATTRIBUTE_TYPES
+    }
+    for dialect in DIALECTS:
+        columns |= {f"res_{name}": spec for name, spec in dialect.resource_keys.items()}
+    return columns
+
+
+def event_names() -> frozenset[str]:
+    """Names of span events that some dialect reads."""
+    return frozenset().union(*(dialect.event_names for dialect in DIALECTS))
+
+
+def script_names() -> dict[str, str | int]:
+    """The contract's span names, kinds and other constants, for scripts' placeholders."""
+    return {
+        name: value
+        for name, value in vars(conventions).items()
+        if name.isupper() and isinstance(value, str | int) and not isinstance(value, bool)
+    }
+
+
+def _constants() -> dict[str, str]:
+    return {
+        name: value
+        for name, value in vars(conventions).items()
+        if name.isupper() and isinstance(value, str)
+    }

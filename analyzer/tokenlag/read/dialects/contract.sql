@@ -1,0 +1,373 @@
+-- The trace contract, in full and compact form, to staging. Spans are joined by parent
+-- where the parent is there, else by trace and request id: the two sides may be
+-- different processes, and the tree may have lost spans.
+
+-- --- engine steps -----------------------------------------------------------------------
+
+insert into st_steps by name
+select
+    coalesce(engine_id, res_service_instance_id, res_host_name, res_service_name, 'engine') as engine_id,
+    engine_epoch as epoch, res_config_hash as config_hash,
+    step_index, start_ns, end_ns,
+    step_prefill_requests as prefill_requests, step_prefill_tokens as prefill_tokens,
+    step_prefill_context as prefill_context,
+    step_decode_count as decode_count, step_decode_joined as joined, step_decode_left as left_,
+    step_decode_requests as members, step_decode_new_tokens as new_tokens,
+    step_context_tokens as n_context_tokens,
+    step_running as n_running, step_waiting as n_waiting,
+    step_waiting_tokens as n_waiting_tokens, step_oldest_wait_ns as oldest_wait_ns,
+    step_kv_usage as kv_usage, step_kv_reserved as kv_reserved, step_preempted as preempted,
+    step_admit_bound as admit_bound, step_graph as graph,
+    step_drafted as n_drafted, step_accepted as n_accepted, step_device_ns as device_ns,
+    step_dropped as n_dropped, step_skipped as n_skipped
+from spans
+where name = ${SPAN_ENGINE_STEP} and step_index is not null
+  and start_ns is not null and end_ns >= start_ns;
+
+insert into st_notes
+select 'bad_steps', 'contract', count(*),
+    count(*) || ' step spans have no index, no times, or end before they start; they are set aside'
+from spans
+where name = ${SPAN_ENGINE_STEP}
+  and (step_index is null or start_ns is null or end_ns is null or end_ns < start_ns)
+having count(*) > 0;
+
+-- --- what the engines are -------------------------------------------------------------------
+
+insert into st_engines by name
+select
+    coalesce(engine_id, res_service_instance_id, res_host_name, res_service_name, 'engine') as engine_id,
+    engine_epoch as epoch, res_config_hash as config_hash,
+    any_value(res_engine_name) as engine_name,
+    any_value(res_engine_version) as engine_version,
+    any_value(res_engine_max_batch_tokens) as max_batch_tokens,
+    any_value(res_engine_max_seqs) as max_seqs,
+    any_value(res_engine_kv_tokens) as kv_tokens,
+    any_value(res_engine_chunked_prefill) as is_chunked_prefill,
+    any_value(res_engine_prefix_caching) as is_prefix_caching,
+    any_value(res_engine_tensor_parallel) as n_tensor_parallel,
+    any_value(res_engine_pipeline_parallel) as n_pipeline_parallel,
+    any_value(res_model_name) as model_name,
+    any_value(res_model_parameters) as n_parameters,
+    any_value(res_model_active_parameters) as n_active_parameters,
+    any_value(res_model_weight_bytes) as weight_bytes,
+    any_value(res_model_kv_bytes_per_token) as kv_bytes_per_token,
+    any_value(res_device_name) as device_name,
+    any_value(res_device_count) as n_devices,
+    any_value(res_device_memory_bandwidth) as memory_bandwidth,
+    any_value(res_device_peak_flops) as peak_flops
+from spans
+where name in (${SPAN_ENGINE_STEP}, ${SPAN_ENGINE_REQUEST})
+   or (name = ${SPAN_REQUEST} and request_index is not null)
+group by all;
+
+-- --- requests, sequences, phases as written --------------------------------------------------
+
+create or replace temp table c_request as
+select
+    hash(trace_id, span_id) as rid, hash(trace_id) as tid,
+    hash(trace_id, nullif(parent_id, '')) as pid, nullif(parent_id, '') is null as is_root,
+    trace_id, start_ns, case when end_ns >= start_ns then end_ns end as end_ns, status_code,
+    res_host_name as host,
+    coalesce(engine_id, res_service_instance_id, res_host_name, res_service_name, 'engine') as engine,
+    engine_epoch, res_config_hash as config_hash, request_index, sequence, role,
+    engine_id is not null or request_index is not null as has_engine,
+    request_id, operation_name, request_model, tenant, prefix_id, conversation_id,
+    request_features, adapter, priority, request_choice_count, request_max_tokens,
+    usage_input_tokens, usage_cached_tokens, usage_output_tokens,
+    first_token_ns, last_token_ns, preemptions, finish_reasons, error_type, sample_weight
+from spans
+where name = ${SPAN_REQUEST} and start_ns is not null
+  and (kind = ${KIND_SERVER} or scope = ${SCOPE_NAME} or first_token_ns is not null
+       or request_index is not null);
+
+create or replace temp table c_engine as
+select
+    hash(trace_id, span_id) as qid, hash(trace_id) as tid,
+    hash(trace_id, nullif(parent_id, '')) as pid, trace_id, start_ns,
+    case when end_ns >= start_ns then end_ns end as end_ns, status_code, res_host_name as host,
+    coalesce(engine_id, res_service_instance_id, res_host_name, res_service_name, 'engine') as engine,
+    engine_epoch, res_config_hash as config_hash, request_index, sequence, role, request_id,
+    operation_name, request_model, usage_input_tokens, usage_cached_tokens,
+    usage_output_tokens, preemptions, finish_reasons, error_type, sample_weight
+from spans
+where name = ${SPAN_ENGINE_REQUEST} and start_ns is not null;
+
+create or replace temp table c_phase as
+select
+    hash(trace_id, span_id) as sid, hash(trace_id) as tid,
+    hash(trace_id, nullif(parent_id, '')) as pid, trace_id, name, start_ns, end_ns,
+    res_host_name as host, request_id, request_index,
+    direction, clock, stage, queue_reason, prefill_tokens, prefill_recompute,
+    step_index, chunk_tokens, chunk_context, decode_first_step, decode_last_step, decode_tokens
+from spans
+where name in (${SPAN_NETWORK}, ${SPAN_FRONTEND}, ${SPAN_QUEUE}, ${SPAN_PREFILL},
+               ${SPAN_PREFILL_CHUNK}, ${SPAN_DECODE})
+  and start_ns is not null;
+
+-- --- which sequence belongs to which request ---------------------------------------------------
+
+create or replace temp table c_alone as  -- traces with just one request span
+select tid, min(rid) as rid from c_request group by tid having count(*) = 1;
+
+create or replace temp table c_link as
+with candidates as (
+    select e.qid, r.rid, 1 as rank, abs(e.start_ns - r.start_ns) as apart
+    from c_engine e join c_request r on r.rid = e.pid
+    union all
+    select e.qid, r.rid, 2, abs(e.start_ns - r.start_ns)
+    from c_engine e join c_request r on r.tid = e.tid and r.request_id = e.request_id
+    union all
+    -- The only request of the trace, unless ids or times speak against it.
+    select e.qid, r.rid, 3, abs(e.start_ns - r.start_ns)
+    from c_engine e join c_alone a on a.tid = e.tid join c_request r on r.rid = a.rid
+    where e.request_id is null or r.request_id is null
+       or contains(e.request_id, r.request_id) or contains(r.request_id, e.request_id)
+       or e.start_ns between r.start_ns and coalesce(r.end_ns, e.start_ns)
+    union all
+    -- Another trace: only by id, and only while that request was in flight, since ids
+    -- repeat across restarts. The slack is for clocks of two processes.
+    select e.qid, r.rid, 4, abs(e.start_ns - r.start_ns)
+    from c_engine e join c_request r on r.request_id = e.request_id and r.tid <> e.tid
+    where e.start_ns between r.start_ns - 1_000_000_000
+                         and coalesce(r.end_ns, e.start_ns) + 1_000_000_000
+)
+select qid, rid from candidates
+qualify row_number() over (partition by qid order by rank, apart, rid) = 1;
+
+-- --- requests whose own span is missing ---------------------------------------------------------
+--
+-- Where nothing tells of a front end at all, the engine's span stands for the request. Where
+-- front ends are traced, an engine's span without one is work that no client waits for, so
+-- it stays a sequence without a request, unless a front end's or client's span in the same
+-- trace says that the request span was lost or is still open.
+
+create or replace temp table c_front as  -- traces in which a front end or a client spoke
+select distinct tid from c_phase where name in (${SPAN_NETWORK}, ${SPAN_FRONTEND})
+union
+select rid_tid from (select tid as rid_tid from st_requests where dialect = 'genai-client');
+
+create or replace temp table c_lost as
+select
+    e.qid,
+    first_value(e.qid) over (
+        partition by e.tid, coalesce(e.request_id, e.qid::varchar) order by e.start_ns, e.qid
+    ) as rid
+from c_engine e anti join c_link l on l.qid = e.qid
+where e.tid in (from c_front)
+   or not exists (from c_request)
+      and not exists (from c_phase where name in (${SPAN_NETWORK}, ${SPAN_FRONTEND}));
+
+insert into c_link select qid, rid from c_lost;
+
+-- --- sequences ------------------------------------------------------------------------------------
+
+insert into st_sequences by name
+select
+    e.qid, l.rid, 'contract' as dialect, 1 as trust, e.engine as engine_id,
+    e.engine_epoch as epoch, e.config_hash, e.request_index, e.sequence, e.role,
+    e.start_ns, e.end_ns, e.usage_input_tokens as n_prompt, e.usage_cached_tokens as n_cached,
+    e.usage_output_tokens as n_output, e.preemptions as n_preemptions
+from c_engine e left join c_link l using (qid);
+
+-- Compact form: the request span is its own sequence, from its first engine phase on.
+create or replace temp table c_compact as
+with own as (
+    select p.pid as rid, min(p.start_ns) as start_ns, max(p.end_ns) as end_ns
+    from c_phase p
+    where p.name in (${SPAN_QUEUE}, ${SPAN_PREFILL}, ${SPAN_DECODE})
+    group by p.pid
+)
+select r.rid, own.start_ns, own.end_ns
+from c_request r left join own using (rid)
+where r.has_engine
+   or (own.rid is not null and r.rid not in (select rid from c_link where rid is not null));
+
+insert into st_sequences by name
+select
+    r.rid as qid, r.rid, 'contract' as dialect, 1 as trust, r.engine as engine_id,
+    r.engine_epoch as epoch, r.config_hash, r.request_index, r.sequence, r.role,
+    coalesce(c.start_ns, r.start_ns) as start_ns, coalesce(c.end_ns, r.end_ns) as end_ns,
+    r.usage_input_tokens as n_prompt, r.usage_cached_tokens as n_cached,
+    r.usage_output_tokens as n_output, r.preemptions as n_preemptions
+from c_request r join c_compact c using (rid);
+
+-- --- who owns a phase --------------------------------------------------------------------------------
+
+create or replace temp table c_seq_of as  -- requests with exactly one sequence
+select rid, min(qid) as qid from st_sequences
+where dialect = 'contract' and rid is not null
+group by rid having count(*) = 1;
+
+create or replace temp table c_owner as
+select qid as sid, rid, qid from st_sequences where dialect = 'contract'
+union all
+select r.rid, r.rid, s.qid
+from c_request r left join c_seq_of s using (rid)
+where r.rid not in (select qid from st_sequences where dialect = 'contract');
+
+create or replace temp table c_trace_owner as  -- traces with one request, or one sequence
+with both_ as (
+    select tid, rid, null::ubigint as qid from c_request
+    union
+    select e.tid, l.rid, e.qid from c_engine e left join c_link l using (qid)
+)
+select
+    tid,
+    case when count(distinct rid) = 1 then min(rid) end as rid,
+    case when count(distinct qid) = 1 then min(qid) end as qid
+from both_ group by tid;
+
+create or replace temp table c_owned as
+with direct as (
+    select p.sid, o.rid, o.qid, 1 as rank, 0 as apart
+    from c_phase p join c_owner o on o.sid = p.pid
+    union all  -- a chunk under its prefill
+    select p.sid, o.rid, o.qid, 2, 0
+    from c_phase p join c_phase parent on parent.sid = p.pid join c_owner o on o.sid = parent.pid
+    union all  -- network before the request, beside its request span
+    select p.sid, r.rid, s.qid, 3, abs(p.end_ns - r.start_ns)
+    from c_phase p join c_request r on r.pid = p.pid left join c_seq_of s using (rid)
+    where p.name in (${SPAN_NETWORK}, ${SPAN_FRONTEND}) and p.pid is not null and not r.is_root
+    union all  -- by the ids that the phase carries itself
+    select p.sid, r.rid, s.qid, 4, abs(p.start_ns - r.start_ns)
+    from c_phase p join c_request r on r.tid = p.tid and r.request_id = p.request_id
+    left join c_seq_of s using (rid)
+    union all  -- only one it can be
+    select p.sid, t.rid, coalesce(t.qid, s.qid), 5, 0
+    from c_phase p join c_trace_owner t on t.tid = p.tid left join c_seq_of s on s.rid = t.rid
+    where t.rid is not null or t.qid is not null
+    union all  -- the sequence of the trace that was running
+    select p.sid, l.rid, e.qid, 6, p.start_ns - e.start_ns
+    from c_phase p join c_engine e on e.tid = p.tid left join c_link l using (qid)
+    where p.name in (${SPAN_QUEUE}, ${SPAN_PREFILL}, ${SPAN_PREFILL_CHUNK}, ${SPAN_DECODE})
+      and p.start_ns >= e.start_ns and p.start_ns <= coalesce(e.end_ns, p.start_ns)
+)
+select sid, rid, qid from direct
+qualify row_number() over (partition by sid order by rank, apart, rid, qid) = 1;
+
+-- Phases whose request and sequence spans are both missing: still running when the data
+-- ended, or lost. They become an open request, one for each missing parent.
+create or replace temp table c_orphan as
+select p.*, case when p.pid is null then p.tid else p.pid end as qid
+from c_phase p anti join c_owned o on o.sid = p.sid
+where p.name <> ${SPAN_PREFILL_CHUNK};
+
+create or replace temp table c_open as
+select
+    qid, any_value(tid) as tid, any_value(trace_id) as trace_id, any_value(host) as host,
+    any_value(request_id) as request_id, min(start_ns) as start_ns, max(end_ns) as last_ns,
+    first_value(qid) over (partition by any_value(tid) order by min(start_ns), qid) as rid,
+    bool_or(name in (${SPAN_QUEUE}, ${SPAN_PREFILL}, ${SPAN_DECODE})) as has_engine
+from c_orphan group by qid;
+
+insert into st_sequences by name
+select qid, rid, 'contract' as dialect, 1 as trust, start_ns
+from c_open where has_engine;
+
+insert into c_owned
+select p.sid, c.rid, case when c.has_engine then c.qid end
+from c_orphan p join c_open c using (qid);
+
+insert into c_owned
+select p.sid, o.rid, o.qid
+from c_phase p join c_owned o on o.sid = p.pid
+where p.name = ${SPAN_PREFILL_CHUNK} and p.sid not in (select sid from c_owned);
+
+-- --- staging -------------------------------------------------------------------------------------------
+
+insert into st_requests by name
+select
+    rid, 'contract' as dialect, 1 as trust, tid, case when is_root then null else pid end as pid,
+    trace_id, request_id, operation_name as operation, request_model as model, tenant, prefix_id,
+    conversation_id, request_features as features, adapter, priority,
+    request_choice_count as n_choices, request_max_tokens as n_max_output,
+    usage_input_tokens as n_prompt, usage_cached_tokens as n_cached,
+    usage_output_tokens as n_output,
+    start_ns as arrival_ns, start_ns + first_token_ns as first_token_ns,
+    start_ns + last_token_ns as last_token_ns, end_ns,
+    case when first_token_ns between 0 and coalesce(end_ns - start_ns, first_token_ns)
+        then first_token_ns / 1e6 end as ttft_ms,
+    (end_ns - start_ns) / 1e6 as e2e_ms,
+    case when end_ns is not null then 'measured' end as e2e_origin,
+    preemptions as n_preemptions,
+    array_to_string(list_distinct(finish_reasons), ',') as finish_reason, error_type,
+    status_code = ${STATUS_ERROR} as is_error, end_ns is null as is_open,
+    sample_weight as weight, host
+from c_request;
+
+insert into st_requests by name  -- from engine spans, where the request's own is missing
+select
+    l.rid, 'contract' as dialect, 1 as trust, any_value(e.tid) as tid, any_value(e.pid) as pid,
+    any_value(e.trace_id) as trace_id, any_value(e.request_id) as request_id,
+    any_value(e.operation_name) as operation, any_value(e.request_model) as model,
+    max(e.usage_input_tokens) as n_prompt, max(e.usage_cached_tokens) as n_cached,
+    sum(e.usage_output_tokens) as n_output,
+    least(min(e.start_ns), min(p.start_ns)) as arrival_ns,
+    case when count(e.end_ns) = count(*) then max(e.end_ns) end as end_ns,
+    (case when count(e.end_ns) = count(*) then max(e.end_ns) end
+        - least(min(e.start_ns), min(p.start_ns))) / 1e6 as e2e_ms,
+    'derived' as e2e_origin, sum(e.preemptions) as n_preemptions,
+    array_to_string(list_distinct(flatten(list(e.finish_reasons))), ',') as finish_reason,
+    any_value(e.error_type) as error_type, bool_or(e.status_code = ${STATUS_ERROR}) as is_error,
+    count(e.end_ns) < count(*) as is_open, max(e.sample_weight) as weight,
+    any_value(e.host) as host
+from c_engine e join c_lost l using (qid)
+left join (
+    select tid, min(start_ns) as start_ns from c_phase where name = ${SPAN_FRONTEND} group by tid
+) p on p.tid = e.tid
+group by l.rid;
+
+insert into st_requests by name
+select
+    rid, 'contract' as dialect, 1 as trust, any_value(tid) as tid,
+    any_value(trace_id) as trace_id, any_value(request_id) as request_id,
+    min(start_ns) as arrival_ns, true as is_open, false as is_error, any_value(host) as host
+from c_open group by rid;
+
+insert into st_notes
+select 'lost_roots', 'contract', count(distinct rid),
+    count(distinct rid) || ' requests have engine spans but no request span; their times come from the engine'
+from c_lost having count(*) > 0;
+
+insert into st_notes
+select 'open_requests', 'contract', count(distinct rid),
+    count(distinct rid) || ' requests have phases but neither a request nor an engine span; they count as still open'
+from c_open having count(*) > 0;
+
+insert into st_phases by name
+select
+    o.rid, case when p.name in (${SPAN_NETWORK}, ${SPAN_FRONTEND}) then null else o.qid end as qid,
+    'contract' as dialect, 1 as trust,
+    case when p.name = ${SPAN_NETWORK} then if(p.direction = 'out', 'delivery', 'network')
+         when p.name = ${SPAN_FRONTEND} then 'frontend' else 'engine' end as side,
+    case p.name
+        when ${SPAN_NETWORK} then if(p.direction = 'out', 'delivery', 'network_in')
+        when ${SPAN_FRONTEND} then 'frontend'
+        when ${SPAN_QUEUE} then if(p.queue_reason = 'preempted', 'requeue', 'queue')
+        when ${SPAN_PREFILL} then 'prefill'
+        else 'decode' end as kind,
+    coalesce(p.queue_reason, p.stage) as detail, p.start_ns, p.end_ns,
+    coalesce(p.prefill_tokens, p.decode_tokens) as n_tokens,
+    case when p.name = ${SPAN_PREFILL} then coalesce(p.prefill_recompute, false) end as is_recompute,
+    p.clock, 'measured' as origin
+from c_phase p join c_owned o using (sid)
+where p.name <> ${SPAN_PREFILL_CHUNK} and o.rid is not null;
+
+insert into st_chunks
+select o.qid, p.step_index, p.end_ns, p.chunk_tokens, p.chunk_context
+from c_phase p join c_owned o using (sid)
+where p.name = ${SPAN_PREFILL_CHUNK} and o.qid is not null
+  and p.step_index is not null and p.chunk_tokens is not null;
+
+insert into st_decodes
+select o.qid, p.decode_first_step, p.decode_last_step
+from c_phase p join c_owned o using (sid)
+where p.name = ${SPAN_DECODE} and o.qid is not null
+  and p.decode_first_step <= p.decode_last_step;
+
+insert into st_notes
+select 'unowned_phases', 'contract', count(*),
+    count(*) || ' phase spans fit no request and are left out'
+from c_phase p anti join c_owned o on o.sid = p.sid
+having count(*) > 0;

@@ -1,0 +1,19 @@
+-- Spans that were exported twice (retries, two pipelines into one folder). Only a query
+-- over the ids while nothing is wrong.
+create or replace temp table duplicate_rows as
+with twice as (
+    select trace_id, span_id from raw_spans
+    where trace_id is not null and span_id is not null
+    group by trace_id, span_id having count(*) > 1
+)
+select r.filename, r.file_row_number
+from raw_spans r join twice using (trace_id, span_id)
+qualify row_number() over (
+    -- The copy that has an end knows more.
+    partition by trace_id, span_id order by end_ns desc nulls last, filename, file_row_number
+) > 1;
+
+insert into st_notes
+select 'duplicate_spans', null, count(*),
+    count(*) || ' spans came more than once; one of each is kept'
+from duplicate_rows having count(*) > 0;

@@ -1,0 +1,48 @@
+-- GenAI CLIENT spans: what the sender saw. Where the server told of the request too, the
+-- row joins its; else it is a request with end-to-end and time to first chunk only.
+
+create or replace temp table g_client as
+select
+    hash(trace_id, span_id) as rid, hash(trace_id) as tid,
+    case when nullif(parent_id, '') is not null then hash(trace_id, parent_id) end as pid,
+    trace_id, start_ns, case when end_ns >= start_ns then end_ns end as end_ns,
+    status_code, res_host_name as host, request_id, operation_name,
+    coalesce(request_model, response_model) as model, conversation_id,
+    coalesce(usage_input_tokens, prompt_tokens) as n_prompt,
+    coalesce(usage_output_tokens, completion_tokens) as n_output,
+    coalesce(usage_cached_tokens, cached_tokens_underscore) as n_cached,
+    request_max_tokens, request_choice_count, finish_reasons, error_type, tenant, prefix_id,
+    -- Some writers put nonsense here (milliseconds, absolute times): only a moment that
+    -- lies within the span is believed.
+    case when time_to_first_chunk >= 0
+          and time_to_first_chunk * 1e9 <= coalesce(end_ns - start_ns, 3.6e12)
+        then start_ns + (time_to_first_chunk * 1e9)::bigint end as first_ns,
+    start_ns - client_intended_ns as intended_ns, client_gap_p50_ns, client_gap_max_ns,
+    sample_weight
+from spans
+where kind = ${KIND_CLIENT} and start_ns is not null
+  and (operation_name in ('chat', 'text_completion', 'generate_content', 'embeddings')
+       or (operation_name is null and request_model is not null));
+
+-- A client's span may hold a gateway's: the outermost is what the user saw.
+create or replace temp table g_chain as
+with recursive up(rid, top) as (
+    select rid, rid from g_client where pid is null or pid not in (select rid from g_client)
+    union all
+    select c.rid, up.top from g_client c join up on c.pid = up.rid
+)
+select rid, any_value(top) as top from up group by rid;
+
+insert into st_requests by name
+select
+    g.rid, 'genai-client' as dialect, 9 as trust, g.tid, g.pid, g.trace_id, g.request_id,
+    g.operation_name as operation, g.model, g.conversation_id, g.n_prompt, g.n_output,
+    g.n_cached, g.request_max_tokens as n_max_output, g.request_choice_count as n_choices,
+    g.tenant, g.prefix_id,
+    g.start_ns as sent_ns, g.intended_ns, g.first_ns as client_first_ns,
+    g.end_ns as client_end_ns,
+    g.client_gap_p50_ns / 1e6 as client_gap_p50_ms, g.client_gap_max_ns / 1e6 as client_gap_max_ms,
+    array_to_string(list_distinct(g.finish_reasons), ',') as finish_reason, g.error_type,
+    coalesce(g.status_code = ${STATUS_ERROR}, false) as is_error, g.end_ns is null as is_open,
+    g.sample_weight as weight, g.host
+from g_client g join g_chain c on c.rid = g.rid and c.top = g.rid;

@@ -1,0 +1,65 @@
+-- What dialects fill. `rid`, `qid`, `tid`, `pid` are hashes: of a request's span, a
+-- sequence's span, a trace, a parent span. Everything here is temporary.
+
+create or replace temp table st_requests (
+    rid ubigint, dialect varchar, trust tinyint, tid ubigint, pid ubigint,
+    trace_id varchar, request_id varchar,
+    operation varchar, model varchar, tenant varchar, prefix_id varchar,
+    conversation_id varchar, features varchar, adapter varchar, priority bigint,
+    n_choices bigint, n_max_output bigint, n_prompt bigint, n_cached bigint, n_output bigint,
+    arrival_ns bigint, first_token_ns bigint, last_token_ns bigint, end_ns bigint,
+    ttft_ms double, e2e_ms double, e2e_origin varchar,
+    sent_ns bigint, intended_ns bigint, client_first_ns bigint, client_end_ns bigint,
+    client_gap_p50_ms double, client_gap_max_ms double,
+    n_preemptions bigint, finish_reason varchar, error_type varchar,
+    is_error boolean, is_open boolean, weight double, host varchar
+);
+
+create or replace temp table st_sequences (
+    qid ubigint, rid ubigint, dialect varchar, trust tinyint,
+    engine_id varchar, epoch bigint, config_hash varchar,
+    request_index bigint, sequence bigint, role varchar,
+    start_ns bigint, end_ns bigint,
+    n_prompt bigint, n_cached bigint, n_output bigint, n_preemptions bigint
+);
+
+-- side: 'network' | 'frontend' | 'engine' | 'delivery'; per request and side the most
+-- trusted dialect that has anything wins.
+create or replace temp table st_phases (
+    rid ubigint, qid ubigint, dialect varchar, trust tinyint, side varchar,
+    kind varchar, detail varchar, start_ns bigint, end_ns bigint,
+    n_tokens bigint, is_recompute boolean, clock varchar, origin varchar
+);
+
+-- One row an engine (and configuration) that some span's resource described.
+create or replace temp table st_engines (
+    engine_id varchar, epoch bigint, config_hash varchar,
+    engine_name varchar, engine_version varchar, max_batch_tokens bigint, max_seqs bigint,
+    kv_tokens bigint, is_chunked_prefill boolean, is_prefix_caching boolean,
+    n_tensor_parallel bigint, n_pipeline_parallel bigint,
+    model_name varchar, n_parameters bigint, n_active_parameters bigint,
+    weight_bytes bigint, kv_bytes_per_token bigint, device_name varchar, n_devices bigint,
+    memory_bandwidth double, peak_flops double
+);
+
+create or replace temp table st_steps (
+    engine_id varchar, epoch bigint, config_hash varchar,
+    step_index bigint, start_ns bigint, end_ns bigint,
+    prefill_requests bigint[], prefill_tokens bigint[], prefill_context bigint[],
+    decode_count bigint, joined varchar, left_ varchar, members varchar,
+    new_tokens bigint[], n_context_tokens bigint,
+    n_running bigint, n_waiting bigint, n_waiting_tokens bigint, oldest_wait_ns bigint,
+    kv_usage double, kv_reserved double, preempted bigint[],
+    admit_bound varchar, graph varchar, n_drafted bigint, n_accepted bigint,
+    device_ns bigint, n_dropped bigint, n_skipped bigint
+);
+
+-- Prompt chunks and decode runs as the request side told them.
+create or replace temp table st_chunks (
+    qid ubigint, step_index bigint, end_ns bigint, n_tokens bigint, n_context bigint
+);
+create or replace temp table st_decodes (
+    qid ubigint, first_step bigint, last_step bigint
+);
+
+create or replace temp table st_notes (kind varchar, place varchar, n bigint, text varchar);

@@ -1,0 +1,175 @@
+-- Staged steps → epochs and steps. An engine's *lineage* is one run of it, in which a
+-- request handle is unique: engine id, epoch, and (where the writer gave no epoch) the
+-- stretch between two falls of the step index. A changed configuration splits a lineage
+-- into epochs, whose steps are never fitted together.
+
+create or replace temp table l_marked as
+with ordered as (
+    select
+        rowid as step_row, engine_id, epoch, config_hash, start_ns,
+        lag(step_index) over engine > step_index and epoch is null as is_restart,
+        -- coalesce: a writer that leaves the hash out once did not change anything
+        coalesce(config_hash <> last_value(config_hash ignore nulls) over before, false) as is_change
+    from st_steps
+    window engine as (partition by engine_id, epoch order by start_ns, step_index),
+           before as (partition by engine_id, epoch order by start_ns, step_index
+                      rows between unbounded preceding and 1 preceding)
+)
+select
+    step_row, engine_id, epoch, config_hash, start_ns,
+    coalesce(sum(is_restart::int) over engine, 0) as restart,
+    coalesce(sum((is_change or coalesce(is_restart, false))::int) over engine, 0) as part
+from ordered
+window engine as (partition by engine_id, epoch order by start_ns, step_row);
+
+-- Epochs that only sequences tell of.
+create or replace temp table l_silent as
+select s.engine_id, s.epoch, min(s.config_hash) as config_hash,
+    min(s.start_ns) as start_ns, max(coalesce(s.end_ns, s.start_ns)) as end_ns
+from st_sequences s
+where s.engine_id is not null
+  and not exists (
+      select 1 from l_marked m
+      where m.engine_id = s.engine_id
+        and (m.epoch = s.epoch or m.epoch is null or s.epoch is null))
+group by s.engine_id, s.epoch;
+
+create or replace temp table l_epochs as
+with all_ as (
+    select m.engine_id, m.epoch, m.restart, m.part, any_value(m.config_hash) as config_hash,
+        min(s.start_ns) as start_ns, max(s.end_ns) as end_ns,
+        min(s.step_index) as first_index, max(s.step_index) as last_index,
+        max(s.n_dropped) as n_dropped, max(s.n_skipped) as n_skipped
+    from l_marked m join st_steps s on s.rowid = m.step_row
+    group by all
+    union all by name
+    select engine_id, epoch, 0 as restart, 0 as part, config_hash, start_ns, end_ns from l_silent
+)
+select *,
+    (select coalesce(max(epoch_key) + 1, 0) from epochs)
+        + row_number() over (order by start_ns, engine_id, epoch, restart, part) - 1 as epoch_key,
+    dense_rank() over (order by engine_id, epoch, restart) as lineage
+from all_;
+
+create or replace temp table l_resources as
+select e.epoch_key, any_value(columns(r.* exclude (engine_id, epoch, config_hash)))
+from l_epochs e join st_engines r
+  on r.engine_id = e.engine_id and r.epoch is not distinct from e.epoch
+ and (r.config_hash is not distinct from e.config_hash or r.config_hash is null)
+group by e.epoch_key;
+
+insert into epochs by name
+select
+    e.epoch_key, ${dataset} as dataset, e.engine_id, e.epoch, e.start_ns, e.end_ns, e.config_hash,
+    e.n_dropped, e.n_skipped, r.* exclude (epoch_key)
+from l_epochs e left join l_resources r using (epoch_key);
+
+-- --- steps ---------------------------------------------------------------------------------------
+
+create or replace temp table l_steps as  -- one row a step: no heartbeats, no second copies
+select e.epoch_key, e.lineage, s.*
+from l_marked m
+join st_steps s on s.rowid = m.step_row
+join l_epochs e
+  on e.engine_id = m.engine_id and e.epoch is not distinct from m.epoch
+ and e.restart = m.restart and e.part = m.part
+where not (s.end_ns = s.start_ns and coalesce(s.decode_count, 0) = 0
+           and coalesce(len(s.prefill_requests), 0) = 0);
+
+create or replace temp table l_second as
+select rowid as step_row from l_steps
+qualify row_number() over (
+    partition by lineage, step_index order by end_ns - start_ns desc, start_ns, rowid
+) > 1;
+
+insert into st_notes
+select 'duplicate_steps', 'contract', count(*),
+    count(*) || ' step records repeat an engine, epoch and index; one of each is kept'
+from l_second having count(*) > 0;
+
+delete from l_steps where rowid in (select step_row from l_second);
+
+insert into steps by name
+with previous as (
+    select *,
+        -- The running maximum, so that cadences sum to busy time even if an end is late.
+        max(end_ns) over (earlier rows between unbounded preceding and 1 preceding) as end_before,
+        lag(step_index) over earlier as index_before
+    from l_steps
+    window earlier as (partition by epoch_key order by step_index)
+)
+select
+    epoch_key, step_index, start_ns, end_ns,
+    greatest(end_ns - greatest(start_ns, coalesce(end_before, start_ns)), 0) / 1e6 as cadence_ms,
+    case when index_before = step_index - 1
+        then greatest(start_ns - end_before, 0) / 1e6 end as idle_ms,
+    coalesce(list_sum(prefill_tokens), 0) as n_prefill_tokens,
+    coalesce(len(prefill_requests), 0) as n_chunks,
+    coalesce(list_sum(list_transform(
+        list_zip(prefill_tokens, coalesce(prefill_context, [])),
+        lambda chunk: chunk[1] * (coalesce(chunk[2], 0) + chunk[1] / 2))), 0) as attention_work,
+    coalesce(decode_count, 0) as n_decode,
+    coalesce(list_sum(new_tokens), decode_count, 0) as n_new_tokens,
+    n_context_tokens, n_running, n_waiting, n_waiting_tokens,
+    oldest_wait_ns / 1e6 as oldest_wait_ms,
+    kv_usage as kv_usage_frac, kv_reserved as kv_reserved_frac,
+    coalesce(len(preempted), 0) as n_preempted, admit_bound, graph, n_drafted, n_accepted,
+    device_ns / 1e6 as device_ms,
+    coalesce(index_before <> step_index - 1, false) as is_after_hole
+from previous;
+
+-- --- sequences find their lineage -------------------------------------------------------------------
+--
+-- By engine and epoch; where one of the two sides leaves the epoch out, the run of the
+-- engine that overlaps most in time.
+
+create or replace temp table l_lineages as
+select engine_id, epoch, lineage, min(start_ns) as start_ns, max(end_ns) as end_ns
+from l_epochs group by all;
+
+create or replace temp table l_sequences as
+select s.qid, s.request_index, l.lineage, s.start_ns, s.end_ns
+from st_sequences s join l_lineages l
+  on l.engine_id = s.engine_id and (l.epoch = s.epoch or l.epoch is null or s.epoch is null)
+qualify row_number() over (
+    partition by s.qid
+    order by least(l.end_ns, coalesce(s.end_ns, s.start_ns)) - greatest(l.start_ns, s.start_ns) desc,
+        l.lineage
+) = 1;
+
+-- The handle as key. A handle that two spans claim goes to the first.
+create or replace temp table l_handles as
+select lineage, request_index, arg_min(qid, start_ns) as qid
+from l_sequences where request_index is not null
+group by lineage, request_index;
+
+-- --- chunks and preemptions ------------------------------------------------------------------------------
+
+create or replace temp table l_chunks as
+with told as (
+    select epoch_key, lineage, step_index, unnest(prefill_requests) as request_index,
+        unnest(prefill_tokens) as n_tokens, unnest(prefill_context) as n_context
+    from l_steps where len(prefill_requests) > 0
+),
+-- Steps that are missing from the record, but whose chunks the request side kept.
+rescued as (
+    select distinct on (s.lineage, c.step_index, s.request_index)
+        s.lineage, c.step_index, s.request_index, c.n_tokens, c.n_context, c.end_ns
+    from st_chunks c join l_sequences s using (qid)
+    where s.request_index is not null
+      and not exists (
+          select 1 from l_steps t where t.lineage = s.lineage and t.step_index = c.step_index)
+)
+select epoch_key, lineage, step_index, request_index, n_tokens, n_context from told
+where request_index is not null and n_tokens is not null
+union all by name
+select
+    arg_max(e.epoch_key, e.start_ns) as epoch_key, r.lineage, r.step_index, r.request_index,
+    any_value(r.n_tokens) as n_tokens, any_value(r.n_context) as n_context
+from rescued r join l_epochs e on e.lineage = r.lineage
+where e.start_ns <= r.end_ns or e.part = 0
+group by r.lineage, r.step_index, r.request_index;
+
+create or replace temp table l_preemptions as
+select epoch_key, lineage, step_index, unnest(preempted) as request_index
+from l_steps where len(preempted) > 0;

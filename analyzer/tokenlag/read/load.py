@@ -1,0 +1,186 @@
+"""Trace files → canonical tables: sources, then dialects, then the join."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tokenlag.read.dialects import (
+    DIALECTS,
+    PACKAGE,
+    event_names,
+    resource_columns,
+    script_names,
+    span_columns,
+)
+from tokenlag.read.memberships import decode_memberships
+from tokenlag.read.reading import ReadResult, read_spans
+from tokenlag.read.spans import CORE_SCHEMA
+from tokenlag.read.vocabulary import RESOURCE_PREFIX, Vocabulary
+from tokenlag.store.connection import Store, sql_identifier, sql_string_list
+
+Progress = Callable[[str, int, int], None]
+
+
+def vocabulary() -> Vocabulary:
+    """Every attribute, resource key and event that some dialect reads."""
+    return Vocabulary(
+        span=dict(span_columns().values()),
+        resource=dict(resource_columns().values()),
+        event_names=event_names(),
+    )
+
+
+def load_traces(
+    store: Store,
+    paths: Sequence[Path],
+    *,
+    dataset: int = 0,
+    work_dir: Path,
+    n_workers: int | None = None,
+    progress: Progress | None = None,
+) -> ReadResult:
+    """Read trace files into the store's canonical tables.
+
+    May be called once for each dataset; rows of different datasets are never joined.
+
+    Args:
+        store: where the rows go.
+        paths: files, folders or globs, as `read_spans` takes them.
+        dataset: 0 for the traces under diagnosis, 1 for the baseline's.
+        work_dir: an existing folder for Parquet files; they stay until the caller removes it.
+        n_workers: processes that parse; by the machine if None.
+        progress: called by the reader as it goes.
+
+    Returns:
+        What was read: files, counts, notes, problems.
+
+    Raises:
+        InputError: a path cannot be read as traces.
+    """
+    out_dir = work_dir / f"spans-{dataset}"
+    out_dir.mkdir(parents=True, exist_ok=True)
+    result = read_spans(paths, out_dir, vocabulary(), n_workers=n_workers, progress=progress)
+    load_spans(store, result.span_files, result.event_files, dataset=dataset)
+    return result
+
+
+def load_spans(
+    store: Store,
+    span_files: Sequence[Path],
+    event_files: Sequence[Path],
+    *,
+    dataset: int = 0,
+) -> None:
+    """Turn Parquet span rows into canonical rows; see `load_traces`."""
+    names = script_names() | {"dataset": dataset}
+    _make_views(store, span_files, event_files)
+    store.run_script(PACKAGE, "staging.sql")
+    _set_duplicates_aside(store)
+    for dialect in DIALECTS:
+        store.run_script(PACKAGE, dialect.script, names)
+    store.run_script(PACKAGE, "steps.sql", names)
+    _carry_memberships(store)
+    store.run_script(PACKAGE, "merge.sql", names)
+    store.run_script(PACKAGE, "memberships.sql", names)
+    store.run_script(PACKAGE, "tile.sql", names)
+    store.run_script(PACKAGE, "finish.sql", names)
+
+
+def _make_views(store: Store, span_files: Sequence[Path], event_files: Sequence[Path]) -> None:
+    columns = [sql_identifier(name) for name in CORE_SCHEMA]
+    columns += [
+        f"{sql_identifier(key)} as {sql_identifier(name)}"
+        for name, (key, _) in span_columns().items()
+    ]
+    columns += [
+        f"{sql_identifier(RESOURCE_PREFIX + key)} as {sql_identifier(name)}"
+        for name, (key, _) in resource_columns().items()
+    ]
+    source = f"read_parquet({sql_string_list(map(str, span_files))}, file_row_number = true)"
+    store.execute(
+        f"create or replace temp view raw_spans as "
+        f"select {', '.join(columns)}, filename, file_row_number from {source}"
+    )
+    if event_files:
+        events = f"read_parquet({sql_string_list(map(str, event_files))})"
+        store.execute(f"create or replace temp view span_events as select * from {events}")
+    else:
+        store.execute(
+            "create or replace temp view span_events as select null::varchar as trace_id, "
+            "null::varchar as span_id, null::bigint as time_ns, null::varchar as name where false"
+        )
+
+
+def _set_duplicates_aside(store: Store) -> None:
+    """View `spans`: each span once, however often it was exported."""
+    store.run_script(PACKAGE, "duplicates.sql")
+    condition = ""
+    if store.scalar("select count(*) from duplicate_rows"):
+        condition = (
+            " where (filename, file_row_number) not in "
+            "(select (filename, file_row_number) from duplicate_rows)"
+        )
+    store.execute(f"create or replace temp view spans as select * from raw_spans{condition}")
+
+
+def _carry_memberships(store: Store) -> None:
+    """Fill `m_listed` and `m_unknown` from the steps' range lists, lineage by lineage."""
+    store.run_script(PACKAGE, "membership_staging.sql")
+    steps = store.fetchnumpy(
+        "select lineage, step_index, coalesce(decode_count, -1)::bigint as decode_count, "
+        "coalesce(joined, left_, members) is not null as has_list "
+        "from l_steps order by lineage, step_index"
+    )
+    lists = store.fetchnumpy(
+        "select joined, left_, members from l_steps "
+        "where coalesce(joined, left_, members) is not null order by lineage, step_index"
+    )
+    lineage, has_list = steps["lineage"], steps["has_list"].astype(bool)
+    n_lists_before = np.concatenate([[0], np.cumsum(has_list)])
+    # tolist() of a masked array has None where the column has NULL.
+    texts: dict[str, list[str | None]] = {name: lists[name].tolist() for name in lists}
+    n_mismatches = 0
+    bounds = np.flatnonzero(np.diff(lineage, prepend=-1)).tolist() + [len(lineage)]
+    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+        some = slice(int(n_lists_before[start]), int(n_lists_before[stop]))
+        found = decode_memberships(
+            steps["step_index"][start:stop],
+            steps["decode_count"][start:stop],
+            np.flatnonzero(has_list[start:stop]),
+            texts["joined"][some],
+            texts["left_"][some],
+            texts["members"][some],
+        )
+        key = int(lineage[start])
+        store.insert(
+            "m_listed",
+            {
+                "lineage": np.full(len(found.request_index), key),
+                "request_index": found.request_index,
+                "first_step": found.first_step,
+                "last_step": found.last_step,
+            },
+        )
+        store.insert(
+            "m_unknown",
+            {
+                "lineage": np.full(len(found.unknown_first), key),
+                "first_step": found.unknown_first,
+                "last_step": found.unknown_last,
+            },
+        )
+        n_mismatches += found.n_mismatches
+    if n_mismatches:
+        text = f"{n_mismatches} step records contradict the members carried from earlier ones"
+        store.insert(
+            "st_notes",
+            {
+                "kind": ["membership_mismatch"],
+                "place": ["contract"],
+                "n": [n_mismatches],
+                "text": [text],
+            },
+        )

@@ -1,0 +1,1 @@
+"""The one place that opens DuckDB: canonical tables, quality facts, SQL scripts."""
