@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
+import itertools
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from tokenlag.simulate.engine import EpochLog, Request, Step
-from tokenlag.simulate.otlp_json import AttributeValue, Span, attribute_text, span_text
-from tokenlag.simulate.run import ERROR_UNAVAILABLE, Run
-from tokenlag.simulate.timeline import Timeline
 from tokenlag_tracer import conventions as names
 
-ENGINE_ID = "sim-0"
-TextSpan = tuple[int, int, str]
-
-
-def ranges(indexes: Iterable[int]) -> str:
-    """Return sorted request indexes as the contract's range list: `"101-140,143"`."""
-    parts: list[str] = []
-    first = last = -1
-    for index in indexes:
-        if index == last + 1 and first >= 0:
-            last = index
-            continue
-        if first >= 0:
-            parts.append(str(first) if first == last else f"{first}-{last}")
-        first = last = index
-    if first >= 0:
-        parts.append(str(first) if first == last else f"{first}-{last}")
-    return ",".join(parts)
+from tokenlag.simulate.emit_steps import StepEmitter, TextSpan
+from tokenlag.simulate.log import EpochLog, Request
+from tokenlag.simulate.otlp_json import AttributeValue, Span, span_text
+from tokenlag.simulate.run import ERROR_UNAVAILABLE, Run
+from tokenlag.simulate.timeline import ENGINE_ID, Timeline, request_ids
 
 
 class ContractEmitter:
@@ -60,15 +43,23 @@ class ContractEmitter:
         self._drop = drop
         self._lost_frac = lost_frac
         self._sample_frac = sample_frac
-        self._key = f"{run.variant.recipe}/{run.variant.name}/{run.seed}"
-        self._ids = random.Random(f"ids {self._key}")
-        self._chance = random.Random(f"chance {self._key}")
+        self._ids = random.Random(f"ids {run.key}")
+        self._chance = random.Random(f"chance {run.key}")
+        self._client_name = f"{run.variant.operation} {run.variant.model}"
 
     def spans(self) -> Iterator[TextSpan]:
         """Yield end (unix ns), number of the epoch's resource, and text of each span."""
-        for number, log in enumerate(self._run.epochs):
-            if "steps" not in self._drop:
-                yield from self._step_spans(number, log)
+        if "steps" not in self._drop:
+            steps = StepEmitter(
+                self._run,
+                self._time,
+                drop=self._drop,
+                lost_frac=self._lost_frac,
+                ids=self._ids,
+                chance=self._chance,
+            )
+            for number, log in enumerate(self._run.epochs):
+                yield from steps.spans(number, log)
         for request in self._run.requests:
             if request.is_ghost or request.done_s is None:
                 continue  # a span that has not ended is never exported
@@ -88,15 +79,14 @@ class ContractEmitter:
         done_s = request.done_s if request.done_s is not None else self._run.end_s
         handed_s = done_s + edge.delivery_ms / 1e3
         heard_s = handed_s + edge.network_ms / 1e3
-        trace_id = f"{self._ids.getrandbits(128):032x}"
-        client_id, request_id, engine_id = self._span_id(), self._span_id(), self._span_id()
+        trace_id, client_id, request_id, engine_id = request_ids(self._run, request)
         is_error = request.error is not None
         log = self._run.epochs[request.epoch] if request.epoch >= 0 else None
         tokens_s = log.token_times_s(request) if log is not None else []
         if "client" not in drop:
             skew_ns = time.client_skew_ns
             yield self._span(
-                trace_id, client_id, None, f"{self._run.variant.operation} {self._run.variant.model}",
+                trace_id, client_id, None, self._client_name,
                 time.ns(request.sent_s) + skew_ns, time.ns(heard_s) + skew_ns,
                 self._client_attributes(request, tokens_s),
                 kind=names.KIND_CLIENT, is_error=is_error,
@@ -231,8 +221,7 @@ class ContractEmitter:
     ) -> dict[str, AttributeValue | None]:
         variant, edge = self._run.variant, self._run.variant.edge
         gaps_ns = sorted(
-            round((after - before) * 1e9)
-            for before, after in zip(tokens_s, tokens_s[1:], strict=False)
+            round((after - before) * 1e9) for before, after in itertools.pairwise(tokens_s)
         )
         first_chunk_s = None
         if tokens_s:
@@ -258,10 +247,7 @@ class ContractEmitter:
     ) -> dict[str, AttributeValue | None]:
         variant, time = self._run.variant, self._time
         start_ns = time.ns(request.arrival_s)
-        if request.error:
-            finish = ["abort"]
-        else:
-            finish = ["length"] if request.n_output else ["stop"]
+        finished = "length" if request.n_output else "stop"
         return {
             names.OPERATION_NAME: variant.operation,
             names.REQUEST_MODEL: variant.model,
@@ -272,7 +258,7 @@ class ContractEmitter:
             names.USAGE_CACHED_TOKENS: self._cached(request),
             names.REQUEST_MAX_TOKENS: request.n_max_output or None,
             names.CONVERSATION_ID: request.conversation_id,
-            names.FINISH_REASONS: finish,
+            names.FINISH_REASONS: ["abort" if request.error else finished],
             names.ERROR_TYPE: request.error,
             names.TENANT: None if "tenant" in self._drop else request.tenant,
             names.PREFIX_ID: request.prefix_id,
@@ -293,104 +279,6 @@ class ContractEmitter:
             names.USAGE_OUTPUT_TOKENS: request.n_generated,
             names.USAGE_CACHED_TOKENS: self._cached(request),
         }
-
-    # --- steps ------------------------------------------------------------------------------
-
-    def _step_spans(self, number: int, log: EpochLog) -> Iterator[TextSpan]:
-        time = self._time
-        epoch_ns = time.epoch_ns(log)
-        head = attribute_text(names.ENGINE_EPOCH, epoch_ns)
-        if "replica" not in self._drop:
-            head = f"{attribute_text(names.ENGINE_ID, ENGINE_ID)},{head}"
-        members: set[int] = set()
-        n_dropped, is_list_due = 0, True
-        previous_end_ns = time.ns(log.start_s)
-        for step in log.steps:
-            members.difference_update(step.left)
-            members.update(step.joined)
-            start_ns, end_ns = time.ns(step.start_s), time.ns(step.end_s)
-            yield from self._heartbeats(
-                number, head, epoch_ns, step.index - 1, previous_end_ns, start_ns
-            )
-            previous_end_ns = end_ns
-            if self._lost_frac and step.index and self._chance.random() < self._lost_frac:
-                n_dropped += 1
-                is_list_due = True  # the reader cannot follow a change it did not see
-                continue
-            is_full = is_list_due or step.index % names.FULL_LIST_EVERY_STEPS == 0
-            is_list_due = False
-            body = self._step_text(step, members if is_full else None, n_dropped)
-            text = self._step_span_text(epoch_ns, start_ns, end_ns, f"{head},{body}")
-            yield end_ns, number, text
-        end_ns = time.ns(self._run.end_s if number == len(self._run.epochs) - 1 else log.end_s)
-        yield from self._heartbeats(
-            number, head, epoch_ns, len(log.steps) - 1, previous_end_ns, end_ns
-        )
-
-    def _step_span_text(self, epoch_ns: int, start_ns: int, end_ns: int, attributes: str) -> str:
-        window = start_ns // names.ENGINE_TRACE_NS
-        trace_id = hashlib.blake2b(
-            f"{ENGINE_ID}/{epoch_ns}/{window}".encode(), digest_size=16
-        ).hexdigest()
-        return (
-            f'{{"traceId":"{trace_id}","spanId":"{self._span_id()}",'
-            f'"name":"{names.SPAN_ENGINE_STEP}","kind":{names.KIND_INTERNAL},'
-            f'"startTimeUnixNano":"{start_ns}","endTimeUnixNano":"{end_ns}",'
-            f'"attributes":[{attributes}],"status":{{}}}}'
-        )
-
-    def _step_text(self, step: Step, members: set[int] | None, n_dropped: int) -> str:
-        drop = self._drop
-        parts = [
-            attribute_text(names.STEP_INDEX, step.index),
-            attribute_text(names.STEP_DECODE_COUNT, step.n_decode),
-        ]
-        add = parts.append
-        if step.chunks:
-            requests, tokens, context = zip(*step.chunks, strict=True)
-            add(attribute_text(names.STEP_PREFILL_REQUESTS, requests))
-            add(attribute_text(names.STEP_PREFILL_TOKENS, tokens))
-            add(attribute_text(names.STEP_PREFILL_CONTEXT, context))
-        if step.joined:
-            add(attribute_text(names.STEP_DECODE_JOINED, ranges(step.joined)))
-        if step.left:
-            add(attribute_text(names.STEP_DECODE_LEFT, ranges(step.left)))
-        if members:
-            add(attribute_text(names.STEP_DECODE_REQUESTS, ranges(sorted(members))))
-        add(attribute_text(names.STEP_CONTEXT_TOKENS, step.n_context))
-        add(attribute_text(names.STEP_RUNNING, step.n_running))
-        add(attribute_text(names.STEP_WAITING, step.n_waiting))
-        add(attribute_text(names.STEP_WAITING_TOKENS, step.n_waiting_tokens))
-        add(attribute_text(names.STEP_OLDEST_WAIT_NS, round(step.oldest_wait_s * 1e9)))
-        add(attribute_text(names.STEP_KV_USAGE, round(step.kv_frac, 5)))
-        if step.kv_reserved_frac is not None:
-            add(attribute_text(names.STEP_KV_RESERVED, round(step.kv_reserved_frac, 5)))
-        if step.preempted and "preemptions" not in drop:
-            add(attribute_text(names.STEP_PREEMPTED, step.preempted))
-        if "admit_bound" not in drop:
-            add(attribute_text(names.STEP_ADMIT_BOUND, step.admit_bound))
-        add(attribute_text(names.STEP_DROPPED, n_dropped))
-        return ",".join(parts)
-
-    def _heartbeats(
-        self, number: int, head: str, epoch_ns: int, index: int, from_ns: int, until_ns: int
-    ) -> Iterator[TextSpan]:
-        """Yield a step of no length each ten seconds of idleness, with the last step's index."""
-        if index < 0:
-            return
-        beat_ns = from_ns + names.HEARTBEAT_NS
-        while beat_ns < until_ns:
-            attributes = ",".join(
-                (
-                    head,
-                    attribute_text(names.STEP_INDEX, index),
-                    attribute_text(names.STEP_DECODE_COUNT, 0),
-                    attribute_text(names.STEP_RUNNING, 0),
-                    attribute_text(names.STEP_WAITING, 0),
-                )
-            )
-            yield beat_ns, number, self._step_span_text(epoch_ns, beat_ns, beat_ns, attributes)
-            beat_ns += names.HEARTBEAT_NS
 
 
 def _nearest(ordered: list[int], share: float) -> int | None:

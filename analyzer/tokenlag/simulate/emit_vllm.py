@@ -10,10 +10,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
+from tokenlag_tracer import conventions as names
+
 from tokenlag.simulate.otlp_json import AttributeValue, Scope, Span, span_text
 from tokenlag.simulate.run import Run
-from tokenlag.simulate.timeline import Timeline
-from tokenlag_tracer import conventions as names
+from tokenlag.simulate.timeline import Timeline, request_ids
 
 SCOPE = Scope("vllm.tracing.otel", None)
 SPAN_NAME = "llm_request"
@@ -41,7 +42,7 @@ def resource_of(run: Run) -> dict[str, AttributeValue | None]:
 
 def spans(run: Run, timeline: Timeline) -> Iterator[tuple[int, int, str]]:
     """Yield end (unix ns), resource number 0 and text of each span."""
-    ids = random.Random(f"vllm ids {run.variant.recipe}/{run.variant.name}/{run.seed}")
+    ids = random.Random(f"vllm ids {run.key}")
     delivery_s = run.variant.edge.delivery_ms / 1e3
     for request in run.requests:
         if request.done_s is None or request.error or request.is_ghost:
@@ -70,10 +71,11 @@ def spans(run: Run, timeline: Timeline) -> Iterator[tuple[int, int, str]]:
             names.REQUEST_MAX_TOKENS: request.n_max_output or None,
             _N: 1,
         }
+        of = request_ids(run, request)
         span = Span(
-            trace_id=f"{ids.getrandbits(128):032x}",
+            trace_id=of.trace,
             span_id=f"{ids.getrandbits(64):016x}",
-            parent_id=f"{ids.getrandbits(64):016x}",
+            parent_id=of.client,
             name=SPAN_NAME,
             kind=names.KIND_SERVER,
             start_ns=timeline.ns(request.arrival_s),

@@ -17,208 +17,14 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 from tokenlag.errors import InputError
-
-BLOCK_TOKENS = 16
-
-POLICIES = ("mixed", "prefill-first")
-KV_TESTS = ("first-chunk", "full-prompt", "reserve-max")
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """Limits of one engine.
-
-    Attributes:
-        max_seqs: slots, the most sequences that run at once.
-        max_batch_tokens: token budget of a step.
-        kv_tokens: KV capacity in tokens.
-        policy: `mixed`, or `prefill-first` (no decode while prefill work can be scheduled).
-        kv_test: what admission asks of the pool: blocks for the `first-chunk`, for the
-            `full-prompt`, or `reserve-max` (prompt and declared maximum output set aside).
-        prompt_threshold: most tokens of one prompt in a step; 0 is no such limit.
-        pipeline_depth: 1, or 2 where the next batch is handed over while one still runs.
-    """
-
-    max_seqs: int
-    max_batch_tokens: int
-    kv_tokens: int
-    policy: str = "mixed"
-    kv_test: str = "first-chunk"
-    prompt_threshold: int = 0
-    pipeline_depth: int = 1
-
-    def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise InputError(f"policy {self.policy!r} is none of {', '.join(POLICIES)}")
-        if self.kv_test not in KV_TESTS:
-            raise InputError(f"kv_test {self.kv_test!r} is none of {', '.join(KV_TESTS)}")
-        if self.pipeline_depth not in (1, 2):
-            raise InputError("pipeline_depth must be 1 or 2")
-        if not 0 < self.max_seqs <= self.max_batch_tokens:
-            raise InputError("max_seqs must be at least 1 and at most max_batch_tokens")
-
-
-@dataclass(frozen=True, slots=True)
-class StepChange:
-    """From `from_s` to `until_s`, a step takes `factor` times as long and `add_ms` more."""
-
-    from_s: float
-    until_s: float = float("inf")
-    factor: float = 1.0
-    add_ms: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class StepModel:
-    """What a step costs: `a + b·P + c·D + d·C` in ms, times a lognormal of `noise_sigma`."""
-
-    a_ms: float
-    b_ms: float
-    c_ms: float
-    d_ms: float
-    noise_sigma: float = 0.0
-    changes: tuple[StepChange, ...] = ()
-
-    def cost_ms(self, n_prefill: int, n_decode: int, n_context: int) -> float:
-        """Return the undisturbed time of a step in milliseconds."""
-        return self.a_ms + self.b_ms * n_prefill + self.c_ms * n_decode + self.d_ms * n_context
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """One request, as its client sent it; the engine fills in what became of it.
-
-    Times are seconds of the run. `n_output` 0 is prefill only (embedding): no token comes out.
-    """
-
-    number: int
-    sent_s: float
-    arrival_s: float
-    engine_s: float
-    n_prompt: int
-    n_output: int
-    n_cached: int = 0
-    n_max_output: int = 0
-    source: str = ""
-    tenant: str | None = None
-    conversation_id: str | None = None
-    prefix_id: str | None = None
-    is_ghost: bool = False
-    turn: int = 0
-    # what the engine did with it
-    epoch: int = -1
-    index: int = -1
-    n_generated: int = 0
-    n_computed: int = 0
-    n_blocks: int = 0
-    n_preemptions: int = 0
-    seen_s: float | None = None
-    scheduled_s: float | None = None
-    first_token_s: float | None = None
-    done_s: float | None = None
-    error: str | None = None
-    queues: list[tuple[float, float, str]] = field(default_factory=list)
-    prefills: list[list[Chunk]] = field(default_factory=list)
-    prefill_token_steps: list[int] = field(default_factory=list)
-    decodes: list[tuple[int, int]] = field(default_factory=list)
-    _queued_s: float = 0.0
-    _is_decoding: bool = False
-    _k_start: int = 0
-    _k_end: int = 0
-    _n_at_start: int = 0
-
-    @property
-    def open_wait_s(self) -> float | None:
-        """Since when it has been waiting, if it waits now; else None."""
-        return self._queued_s if len(self.queues) < self.n_preemptions + 1 else None
-
-    @property
-    def n_total(self) -> int:
-        """Tokens whose KV the sequence needs before its next token: prompt and generated."""
-        return self.n_prompt + self.n_generated
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A piece of a prompt: which step took it, its tokens, tokens in KV before it."""
-
-    step: int
-    n_tokens: int
-    n_context: int
-
-
-@dataclass(slots=True)
-class Step:
-    """One engine step; times in seconds of the run, counts after scheduling it."""
-
-    index: int
-    start_s: float
-    end_s: float
-    busy_s: float
-    chunks: tuple[tuple[int, int, int], ...]
-    n_prefill: int
-    n_decode: int
-    n_context: int
-    n_running: int
-    n_waiting: int
-    n_waiting_tokens: int
-    oldest_wait_s: float
-    kv_frac: float
-    kv_reserved_frac: float | None
-    preempted: tuple[int, ...]
-    admit_bound: str
-    joined: tuple[int, ...]
-    left: tuple[int, ...]
-
-
-@dataclass(slots=True)
-class EpochLog:
-    """All steps and sequences of one engine from its start to its end or restart."""
-
-    epoch: int
-    start_s: float
-    steps: list[Step] = field(default_factory=list)
-    decode_steps: list[int] = field(default_factory=list)
-    requests: list[Request] = field(default_factory=list)
-    end_s: float = 0.0
-
-    def decode_runs(self, request: Request) -> list[tuple[int, int]]:
-        """Return first and last step index of each uninterrupted run of decode steps."""
-        runs: list[tuple[int, int]] = []
-        for k_start, k_end in request.decodes:
-            if k_end <= k_start:
-                continue
-            first, last = self.decode_steps[k_start], self.decode_steps[k_end - 1]
-            if last - first == k_end - k_start - 1:
-                runs.append((first, last))
-                continue
-            begin = previous = first
-            for step in self.decode_steps[k_start + 1 : k_end]:
-                if step != previous + 1:
-                    runs.append((begin, previous))
-                    begin = step
-                previous = step
-            runs.append((begin, previous))
-        return runs
-
-    def token_times_s(self, request: Request) -> list[float]:
-        """Return when each token of a request came out of the engine, in order."""
-        times = [self.steps[step].end_s for step in request.prefill_token_steps]
-        for first, last_step in self.decode_runs(request):
-            times.extend(step.end_s for step in self.steps[first : last_step + 1])
-        times.sort()
-        return times
-
+from tokenlag.simulate.config import EngineConfig, StepModel
+from tokenlag.simulate.decoding import BLOCK_TOKENS, DecodeBatch, blocks_for
+from tokenlag.simulate.log import Chunk, EpochLog, Request, Step
 
 OnDone = Callable[[Request, float], Iterable[Request]]
 StepHook = Callable[[int, float, float, int, int], float]
-
-
-def _blocks(n_tokens: int) -> int:
-    return -(-n_tokens // BLOCK_TOKENS)
 
 
 class Engine:
@@ -253,18 +59,11 @@ class Engine:
         self._hook = hook
         self._arrivals: list[tuple[float, int, Request]] = []
         self._partials: dict[Request, None] = {}
-        self._decoding: dict[Request, None] = {}
+        self._decoding = DecodeBatch()
         self._n_blocks = config.kv_tokens // BLOCK_TOKENS
         self._n_free = self._n_blocks
         self._n_reserved = 0
-        self._k = 0
-        self._phase_blocks = [0] * BLOCK_TOKENS
-        self._ends: dict[int, list[Request]] = {}
-        self._n_decode_context = 0
         self._n_waiting_tokens = 0
-        self._changed_joined: dict[Request, None] = {}
-        self._changed_left: dict[Request, None] = {}
-        self._was_decoding = False
         self._held: list[Request] = []
         self._chunks: list[tuple[Request, Chunk]] = []
         self._preempted: list[int] = []
@@ -296,7 +95,7 @@ class Engine:
             request.epoch = self.log.epoch
             request.index = len(self.log.requests)
             request.seen_s = now_s
-            request._queued_s = request.engine_s
+            request.queued_s = request.engine_s
             self.log.requests.append(request)
             self.waiting.append(request)
             self._n_waiting_tokens += request.n_prompt - request.n_cached
@@ -305,7 +104,7 @@ class Engine:
         n_tokens = request.n_prompt + request.n_output
         if self.config.kv_test == "reserve-max":
             n_tokens = max(n_tokens, request.n_prompt + request.n_max_output)
-        if not request.is_ghost and _blocks(n_tokens) > self._n_blocks:
+        if not request.is_ghost and blocks_for(n_tokens) > self._n_blocks:
             raise InputError(
                 f"a request of {n_tokens} tokens does not fit into {self.config.kv_tokens} of KV"
             )
@@ -380,14 +179,14 @@ class Engine:
             bound = self._admit()
             if not self._chunks:
                 self._schedule_decodes()
-        n_decode = len(self._decoding) if self._decode_is_scheduled else 0
+        n_decode = len(self._decoding.members) if self._decode_is_scheduled else 0
         if not n_decode and not self._chunks:
             return None
         n_prefill = sum(chunk.n_tokens for _, chunk in self._chunks)
         n_context = sum(chunk.n_context for _, chunk in self._chunks)
-        n_decode_context = self._n_decode_context if n_decode else 0
-        cost_ms = self._cost_ms(decided_s, now_s, n_prefill, n_decode, n_context + n_decode_context)
-        joined, left = self._membership_change(n_decode > 0)
+        n_decode_context = self._decoding.n_context if n_decode else 0
+        cost_ms = self._cost_ms(now_s, n_prefill, n_decode, n_context + n_decode_context)
+        joined, left = self._decoding.membership_change(n_decode > 0)
         if n_decode:
             self.log.decode_steps.append(self._index)
         reserved: float | None = None
@@ -414,9 +213,7 @@ class Engine:
             left=left,
         )
 
-    def _cost_ms(
-        self, decided_s: float, now_s: float, n_prefill: int, n_decode: int, n_context: int
-    ) -> float:
+    def _cost_ms(self, now_s: float, n_prefill: int, n_decode: int, n_context: int) -> float:
         cost_ms = self.model.cost_ms(n_prefill, n_decode, n_context)
         for change in self.model.changes:
             if change.from_s <= now_s < change.until_s:
@@ -428,20 +225,17 @@ class Engine:
         return cost_ms
 
     def _schedule_decodes(self) -> None:
-        if not self._decoding:
-            return
-        phase = self._k % BLOCK_TOKENS
-        need = self._phase_blocks[phase]
+        decoding = self._decoding
+        need = decoding.n_blocks_needed()
         if need <= self._n_free:
             self._n_free -= need
         else:
             for request in list(self.running):
-                if request not in self._decoding or self._block_phase(request) != phase:
-                    continue
-                if self._make_room(1, request):
+                is_member = request in decoding.members
+                if is_member and decoding.needs_block(request) and self._make_room(1, request):
                     self._n_free -= 1
-        self._decode_is_scheduled = bool(self._decoding)
-        self._budget -= len(self._decoding)
+        self._decode_is_scheduled = bool(decoding.members)
+        self._budget -= len(decoding.members)
 
     def _schedule_partials(self) -> None:
         for request in list(self._partials):
@@ -450,7 +244,7 @@ class Engine:
             if request not in self._partials:
                 continue
             n_tokens = self._chunk_size(request)
-            need = _blocks(request.n_computed + n_tokens) - request.n_blocks
+            need = blocks_for(request.n_computed + n_tokens) - request.n_blocks
             if not self._make_room(need, request):
                 continue
             self._take_chunk(request, min(n_tokens, self._budget), need)
@@ -469,14 +263,14 @@ class Engine:
             cached = request.n_cached if not request.n_preemptions else 0
             request.n_computed = cached
             n_tokens = self._chunk_size(request)
-            need = _blocks(cached + n_tokens)
+            need = blocks_for(cached + n_tokens)
             if not self._fits(request, need):
                 return "kv"
             self.waiting.popleft()
             self._n_waiting_tokens -= request.n_total - cached
             self.running[request] = None
             reason = "preempted" if request.n_preemptions else "arrival"
-            request.queues.append((request._queued_s, self._now_s, reason))
+            request.queues.append((request.queued_s, self._now_s, reason))
             if request.scheduled_s is None:
                 request.scheduled_s = self._now_s
             request.prefills.append([])
@@ -488,8 +282,8 @@ class Engine:
         if kv_test == "first-chunk":
             return need <= self._n_free
         if kv_test == "full-prompt":
-            return _blocks(request.n_total) <= self._n_free
-        promised = _blocks(request.n_prompt + request.n_max_output)
+            return blocks_for(request.n_total) <= self._n_free
+        promised = blocks_for(request.n_prompt + request.n_max_output)
         if self._n_reserved + promised > self._n_blocks:
             return False
         self._n_reserved += promised
@@ -520,12 +314,11 @@ class Engine:
 
     def _preempt(self, victim: Request) -> None:
         del self.running[victim]
-        if victim._is_decoding:
+        if victim.is_decoding:
             in_step = self._decode_is_scheduled
-            has_new_block = in_step and self._block_phase(victim) == self._k % BLOCK_TOKENS
-            self._n_free += int(has_new_block)
+            self._n_free += int(in_step and self._decoding.needs_block(victim))
             self._budget += int(in_step)
-            self._leave_decoding(victim)
+            self._decoding.leave(victim)
         else:
             self._partials.pop(victim, None)
         self._n_free += victim.n_blocks
@@ -533,63 +326,14 @@ class Engine:
         victim.n_blocks = 0
         victim.n_computed = 0
         victim.n_preemptions += 1
-        victim._queued_s = self._now_s
+        victim.queued_s = self._now_s
         self.waiting.appendleft(victim)
         self._n_waiting_tokens += victim.n_total
         self._preempted.append(victim.index)
 
     def _unreserve(self, request: Request) -> None:
         if self.config.kv_test == "reserve-max":
-            self._n_reserved -= _blocks(request.n_prompt + request.n_max_output)
-
-    # --- decoding, by counter ----------------------------------------------------------------
-
-    def _block_phase(self, request: Request) -> int:
-        return (request._k_start - request._n_at_start) % BLOCK_TOKENS
-
-    def _enter_decoding(self, request: Request) -> None:
-        self._decoding[request] = None
-        request._is_decoding = True
-        request._k_start = self._k
-        request._n_at_start = request.n_computed
-        request._k_end = self._k + (request.n_output - request.n_generated)
-        self._phase_blocks[self._block_phase(request)] += 1
-        self._n_decode_context += request.n_computed
-        if not request.is_ghost:
-            self._ends.setdefault(request._k_end, []).append(request)
-        self._changed_joined[request] = None
-
-    def _leave_decoding(self, request: Request) -> None:
-        del self._decoding[request]
-        request._is_decoding = False
-        n_tokens = self._k - request._k_start
-        request.decodes.append((request._k_start, self._k))
-        request.n_generated += n_tokens
-        request.n_computed += n_tokens
-        request.n_blocks = _blocks(request.n_computed)
-        self._phase_blocks[self._block_phase(request)] -= 1
-        self._n_decode_context -= request.n_computed
-        if request in self._changed_joined:
-            del self._changed_joined[request]  # it never was in a step
-        else:
-            self._changed_left[request] = None
-
-    def _membership_change(self, is_decoding: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return who began and who stopped decoding since the step before."""
-        if is_decoding and self._was_decoding:
-            joined = tuple(sorted(r.index for r in self._changed_joined))
-            left = tuple(sorted(r.index for r in self._changed_left))
-        elif is_decoding:
-            joined, left = tuple(sorted(r.index for r in self._decoding)), ()
-        elif self._was_decoding:
-            stayed = {r.index for r in self._decoding if r not in self._changed_joined}
-            joined, left = (), tuple(sorted(stayed | {r.index for r in self._changed_left}))
-        else:
-            joined, left = (), ()
-        self._changed_joined.clear()
-        self._changed_left.clear()
-        self._was_decoding = is_decoding
-        return joined, left
+            self._n_reserved -= blocks_for(request.n_prompt + request.n_max_output)
 
     # --- after a step ---------------------------------------------------------------------------
 
@@ -597,14 +341,7 @@ class Engine:
         self.log.steps.append(step)
         self.log.end_s = step.end_s
         self._release()
-        done: list[Request] = []
-        if step.n_decode:
-            self._k += 1
-            self._n_decode_context += step.n_decode
-            for request in self._ends.pop(self._k, ()):
-                if request._is_decoding and request._k_end == self._k:
-                    self._leave_decoding(request)
-                    done.append(request)
+        done = self._decoding.advance() if step.n_decode else []
         for request, chunk in self._chunks:
             request.n_computed += chunk.n_tokens
             if request.n_computed < request.n_total:
@@ -618,7 +355,7 @@ class Engine:
             if request.n_generated >= request.n_output and not request.is_ghost:
                 done.append(request)
             else:
-                self._enter_decoding(request)
+                self._decoding.enter(request)
         for request in done:
             request.done_s = step.end_s
             del self.running[request]
@@ -641,13 +378,13 @@ class Engine:
 
     def close(self) -> None:
         """Close the books on sequences that are still open: their decode so far."""
-        for request in list(self._decoding):
-            self._leave_decoding(request)
+        for request in list(self._decoding.members):
+            self._decoding.leave(request)
 
     def _oldest_wait_s(self, now_s: float) -> float:
         oldest_s = 0.0
         for request in self.waiting:
-            oldest_s = max(oldest_s, now_s - request._queued_s)
+            oldest_s = max(oldest_s, now_s - request.queued_s)
             if not request.n_preemptions:
                 break
         return oldest_s

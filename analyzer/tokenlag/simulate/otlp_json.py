@@ -1,4 +1,4 @@
-"""Spans as OTLP JSON lines, in the shape that the OpenTelemetry Collector's file exporter writes."""
+"""Spans as OTLP JSON lines, shaped as the OpenTelemetry Collector's file exporter writes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
-from tokenlag.errors import InputError
 from tokenlag_tracer import conventions as names
+
+from tokenlag.errors import InputError
 
 SPANS_PER_LINE = 512
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tokenlag.errors import InputError
-from tokenlag.simulate.engine import EngineConfig, StepChange, StepModel
+from tokenlag.simulate.config import EngineConfig, StepChange, StepModel
 from tokenlag.simulate.workload import Edge
 
 _T = TypeVar("_T")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-from tokenlag.simulate.engine import Engine, EpochLog, Request, StepHook
+from tokenlag.simulate.engine import Engine, StepHook
+from tokenlag.simulate.log import EpochLog, Request
 from tokenlag.simulate.recipe import Recipe, Truth, Variant
 from tokenlag.simulate.workload import Workload
 
@@ -30,6 +31,11 @@ class Run:
     epochs: list[EpochLog]
     requests: list[Request]
     end_s: float
+
+    @property
+    def key(self) -> str:
+        """What names the run: recipe, variant and seed."""
+        return f"{self.variant.recipe}/{self.variant.name}/{self.seed}"
 
     @property
     def truth(self) -> Truth:
@@ -72,7 +78,8 @@ def run(
     model, jitter_s = chosen.step, 0.0
     if used_seed != chosen.seed:
         jitter_s = float(chosen.reseed.get("jitter_s", 0.0))
-        model = replace(model, noise_sigma=float(chosen.reseed.get("noise_sigma", 0.0)))
+        sigma = chosen.reseed.get("noise_sigma", model.noise_sigma)
+        model = replace(model, noise_sigma=float(sigma))
     workload = Workload(chosen.workload, chosen.edge, seed=used_seed, jitter_s=jitter_s)
     noise = random.Random(f"noise {used_seed}")
 

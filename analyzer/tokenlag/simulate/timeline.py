@@ -5,14 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
-from tokenlag.simulate.engine import EpochLog
+from tokenlag_tracer import conventions as names
+
+from tokenlag.simulate.log import EpochLog, Request
 from tokenlag.simulate.otlp_json import AttributeValue
 from tokenlag.simulate.run import Run
-from tokenlag_tracer import conventions as names
 
 # 2026-03-02T12:00:00Z, a Monday at noon.
 DEFAULT_END_NS = 1_772_452_800_000_000_000
+
+ENGINE_ID = "sim-0"
 
 # The engine is up some seconds before its first request.
 ENGINE_START_LEAD_NS = 30_000_000_000
@@ -42,6 +46,22 @@ class Timeline:
         return self.ns(log.start_s) - lead_ns
 
 
+class RequestIds(NamedTuple):
+    """Ids of one request's spans, lower-case hex; the same in every form of a run's traces."""
+
+    trace: str
+    client: str
+    request: str
+    engine: str
+
+
+def request_ids(run: Run, request: Request) -> RequestIds:
+    """Return the ids of one request's trace and main spans."""
+    text = f"{run.key}/{request.number}"
+    digest = hashlib.blake2b(text.encode(), digest_size=40).hexdigest()
+    return RequestIds(digest[:32], digest[32:48], digest[48:64], digest[64:])
+
+
 def resource_of(run: Run, *, has_replica: bool = True) -> dict[str, AttributeValue | None]:
     """Return the resource attributes of the run's engine: its limits and its name."""
     config = run.variant.engine
@@ -49,7 +69,7 @@ def resource_of(run: Run, *, has_replica: bool = True) -> dict[str, AttributeVal
     threshold = config.prompt_threshold or None
     resource: dict[str, AttributeValue | None] = {
         names.SERVICE_NAME: "sim",
-        names.SERVICE_INSTANCE_ID: "sim-0" if has_replica else None,
+        names.SERVICE_INSTANCE_ID: ENGINE_ID if has_replica else None,
         names.HOST_NAME: "sim-host" if has_replica else None,
         names.ENGINE_NAME: "sim",
         names.ENGINE_VERSION: "1",

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenlag.errors import InputError
-from tokenlag.simulate.engine import BLOCK_TOKENS, Request
+from tokenlag.simulate.decoding import BLOCK_TOKENS
+from tokenlag.simulate.log import Request
 
 KINDS = ("poisson", "at", "closed", "sessions", "ghosts")
 

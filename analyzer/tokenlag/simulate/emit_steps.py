@@ -1,0 +1,159 @@
+"""Engine steps as `llm.engine_step` spans, with membership told by changes."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterable, Iterator
+
+from tokenlag_tracer import conventions as names
+
+from tokenlag.simulate.log import EpochLog, Step
+from tokenlag.simulate.otlp_json import attribute_text
+from tokenlag.simulate.run import Run
+from tokenlag.simulate.timeline import ENGINE_ID, Timeline
+
+TextSpan = tuple[int, int, str]
+
+
+def ranges(indexes: Iterable[int]) -> str:
+    """Return sorted request indexes as the contract's range list: `"101-140,143"`."""
+    parts: list[str] = []
+    first = last = -1
+    for index in indexes:
+        if index == last + 1 and first >= 0:
+            last = index
+            continue
+        if first >= 0:
+            parts.append(str(first) if first == last else f"{first}-{last}")
+        first = last = index
+    if first >= 0:
+        parts.append(str(first) if first == last else f"{first}-{last}")
+    return ",".join(parts)
+
+
+class StepEmitter:
+    """Turns the steps of a run into spans.
+
+    Args:
+        run: the run.
+        timeline: places seconds of the run on unix time.
+        drop: what to leave out.
+        lost_frac: share of step records that get lost (the index shows a hole).
+        ids: source of span ids.
+        chance: decides which records get lost.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        timeline: Timeline,
+        *,
+        drop: frozenset[str],
+        lost_frac: float,
+        ids: random.Random,
+        chance: random.Random,
+    ) -> None:
+        self._run = run
+        self._time = timeline
+        self._drop = drop
+        self._lost_frac = lost_frac
+        self._ids = ids
+        self._chance = chance
+
+    def spans(self, number: int, log: EpochLog) -> Iterator[TextSpan]:
+        """Yield end (unix ns), resource number and text of each step and heartbeat."""
+        time = self._time
+        epoch_ns = time.epoch_ns(log)
+        head = attribute_text(names.ENGINE_EPOCH, epoch_ns)
+        if "replica" not in self._drop:
+            head = f"{attribute_text(names.ENGINE_ID, ENGINE_ID)},{head}"
+        members: set[int] = set()
+        n_dropped, is_list_due = 0, True
+        previous_end_ns = time.ns(log.start_s)
+        for step in log.steps:
+            members.difference_update(step.left)
+            members.update(step.joined)
+            start_ns, end_ns = time.ns(step.start_s), time.ns(step.end_s)
+            yield from self._heartbeats(
+                number, head, epoch_ns, step.index - 1, previous_end_ns, start_ns
+            )
+            previous_end_ns = end_ns
+            if self._lost_frac and step.index and self._chance.random() < self._lost_frac:
+                n_dropped += 1
+                is_list_due = True  # the reader cannot follow a change it did not see
+                continue
+            is_full = is_list_due or step.index % names.FULL_LIST_EVERY_STEPS == 0
+            is_list_due = False
+            body = self._step_text(step, members if is_full else None, n_dropped)
+            text = self._step_span_text(epoch_ns, start_ns, end_ns, f"{head},{body}")
+            yield end_ns, number, text
+        end_ns = time.ns(self._run.end_s if number == len(self._run.epochs) - 1 else log.end_s)
+        yield from self._heartbeats(
+            number, head, epoch_ns, len(log.steps) - 1, previous_end_ns, end_ns
+        )
+
+    def _step_span_text(self, epoch_ns: int, start_ns: int, end_ns: int, attributes: str) -> str:
+        window = start_ns // names.ENGINE_TRACE_NS
+        trace_id = hashlib.blake2b(
+            f"{ENGINE_ID}/{epoch_ns}/{window}".encode(), digest_size=16
+        ).hexdigest()
+        return (
+            f'{{"traceId":"{trace_id}","spanId":"{self._ids.getrandbits(64):016x}",'
+            f'"name":"{names.SPAN_ENGINE_STEP}","kind":{names.KIND_INTERNAL},'
+            f'"startTimeUnixNano":"{start_ns}","endTimeUnixNano":"{end_ns}",'
+            f'"attributes":[{attributes}],"status":{{}}}}'
+        )
+
+    def _step_text(self, step: Step, members: set[int] | None, n_dropped: int) -> str:
+        drop = self._drop
+        parts = [
+            attribute_text(names.STEP_INDEX, step.index),
+            attribute_text(names.STEP_DECODE_COUNT, step.n_decode),
+        ]
+        add = parts.append
+        if step.chunks:
+            requests, tokens, context = zip(*step.chunks, strict=True)
+            add(attribute_text(names.STEP_PREFILL_REQUESTS, requests))
+            add(attribute_text(names.STEP_PREFILL_TOKENS, tokens))
+            add(attribute_text(names.STEP_PREFILL_CONTEXT, context))
+        if step.joined:
+            add(attribute_text(names.STEP_DECODE_JOINED, ranges(step.joined)))
+        if step.left:
+            add(attribute_text(names.STEP_DECODE_LEFT, ranges(step.left)))
+        if members:
+            add(attribute_text(names.STEP_DECODE_REQUESTS, ranges(sorted(members))))
+        add(attribute_text(names.STEP_CONTEXT_TOKENS, step.n_context))
+        add(attribute_text(names.STEP_RUNNING, step.n_running))
+        add(attribute_text(names.STEP_WAITING, step.n_waiting))
+        add(attribute_text(names.STEP_WAITING_TOKENS, step.n_waiting_tokens))
+        add(attribute_text(names.STEP_OLDEST_WAIT_NS, round(step.oldest_wait_s * 1e9)))
+        add(attribute_text(names.STEP_KV_USAGE, round(step.kv_frac, 5)))
+        if step.kv_reserved_frac is not None:
+            add(attribute_text(names.STEP_KV_RESERVED, round(step.kv_reserved_frac, 5)))
+        if step.preempted and "preemptions" not in drop:
+            add(attribute_text(names.STEP_PREEMPTED, step.preempted))
+        if "admit_bound" not in drop:
+            add(attribute_text(names.STEP_ADMIT_BOUND, step.admit_bound))
+        add(attribute_text(names.STEP_DROPPED, n_dropped))
+        return ",".join(parts)
+
+    def _heartbeats(
+        self, number: int, head: str, epoch_ns: int, index: int, from_ns: int, until_ns: int
+    ) -> Iterator[TextSpan]:
+        """Yield a step of no length each ten seconds of idleness, with the last step's index."""
+        if index < 0:
+            return
+        beat_ns = from_ns + names.HEARTBEAT_NS
+        while beat_ns < until_ns:
+            attributes = ",".join(
+                (
+                    head,
+                    attribute_text(names.STEP_INDEX, index),
+                    attribute_text(names.STEP_DECODE_COUNT, 0),
+                    attribute_text(names.STEP_RUNNING, 0),
+                    attribute_text(names.STEP_WAITING, 0),
+                )
+            )
+            yield beat_ns, number, self._step_span_text(epoch_ns, beat_ns, beat_ns, attributes)
+            beat_ns += names.HEARTBEAT_NS
