@@ -8,6 +8,7 @@ imported by the command that needs it: `diagnose --help` is quick.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 import traceback
@@ -23,6 +24,7 @@ from tokenlag.options import OutputFormat
 from tokenlag.report.console import (
     DEFAULT_WIDTH,
     Progress,
+    ReaderLeftError,
     Terminal,
     say,
     terminal_of,
@@ -55,6 +57,8 @@ Examples:
   diagnose traces/ --since-end 1h --slo ttft_p90=500ms,itl_p99=50ms
   diagnose today.jsonl.zst --baseline-traces yesterday.jsonl.zst --format md"""
 
+_DEMO_MARK = ".tokenlag-demo"
+
 main_app = typer.Typer(**_SETTINGS)
 command_app = typer.Typer(**_SETTINGS, context_settings=_CONTEXT, no_args_is_help=True)
 
@@ -75,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
+    except ReaderLeftError:
         # nobody reads: keep the interpreter's own last flush from complaining
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
@@ -250,17 +254,60 @@ def demo(
     """Write example traces into DIR; their fault ends now, so that `--since 1h` finds it."""
     from tokenlag.simulate.demo import write_demo
 
-    write_demo(folder, healthy=healthy, end_ns=time.time_ns())
+    try:
+        before = _clear_demo(folder)
+        write_demo(folder, healthy=healthy, end_ns=time.time_ns())
+        made = sorted(file.name for file in folder.iterdir() if file.name not in before)
+        (folder / _DEMO_MARK).write_text("\n".join(made) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write: {error.strerror}", place=str(folder)) from None
+    write_out(f"Next:\n  {shlex.join(['diagnose', _as_path(folder), '--since', '1h'])}\n")
     return 0
+
+
+def _clear_demo(folder: Path) -> set[str]:
+    """Take away what an earlier demo wrote there, and nothing else; the names that stay."""
+    folder.mkdir(parents=True, exist_ok=True)
+    mark = folder / _DEMO_MARK
+    if not mark.is_file() and any(folder.iterdir()):
+        raise UsageError(
+            "the folder has files that are no demo",
+            place=str(folder),
+            hint="diagnose demo ANOTHER-DIR",
+        )
+    for name in mark.read_text(encoding="utf-8").split() if mark.is_file() else []:
+        file = folder / Path(name).name
+        if file.is_file():
+            file.unlink()
+    mark.touch()
+    return {file.name for file in folder.iterdir()}
+
+
+def _as_path(folder: Path) -> str:
+    text = str(folder)
+    return f"./{text}" if text in options.COMMANDS or text in options.NOT_YET else f"{text}/"
 
 
 @command_app.command(name="rules")
 def list_rules(rules: options.Rules = None) -> int:
-    """List the causes that are looked for, and what each needs to be in the traces."""
-    from tokenlag.judge.rulebook import load_rules
+    """List the causes that are looked for, and what each needs to be in the traces.
 
-    load_rules(rules or [])
-    return 0
+    With --rules DIR your own are checked, too: each fault is a line that names file and key.
+    """
+    from tokenlag.judge.rulebook import load_rules
+    from tokenlag.report.pages import rules_list
+
+    rulebook = load_rules(rules or [])
+    write_out(rules_list(rulebook, ascii_only=terminal_of(sys.stdout).ascii_only))
+    faults = [str(problem) for problem in rulebook.problems]
+    if rules:
+        from tokenlag.judge.lint import lint_rules
+
+        own = {rule.id for rule in rulebook if not rule.is_bundled}
+        faults += [str(issue) for issue in lint_rules(rulebook) if issue.rule in own]
+    for fault in faults:
+        say(f"diagnose: {fault}")
+    return 2 if faults else 0
 
 
 @command_app.command()
@@ -269,9 +316,25 @@ def explain(
     rules: options.Rules = None,
 ) -> int:
     """Show one cause: what it means, how it is told apart, when it is wrong, what to do."""
+    from tokenlag.judge.page import rule_page
     from tokenlag.judge.rulebook import load_rules
+    from tokenlag.report.pages import page
 
-    load_rules(rules or []).get(rule)
+    rulebook = load_rules(rules or [])
+    found = rulebook.get(rule)
+    if found is None:
+        close = rulebook.suggest(rule)
+        hint = f"did you mean {close}?" if close else "diagnose rules lists them"
+        raise UsageError(f"no rule {rule!r}", hint=hint)
+    target = terminal_of(sys.stdout)
+    text = page(
+        rule_page(found),
+        width=target.width,
+        color=target.color,
+        is_terminal=sys.stdout.isatty(),
+        ascii_only=target.ascii_only,
+    )
+    write_out(text)
     return 0
 
 
@@ -281,4 +344,46 @@ def schema() -> int:
     from tokenlag.store.box import schema_scripts
 
     write_out("\n".join(script.rstrip() + "\n" for script in schema_scripts()))
+    return 0
+
+
+@command_app.command()
+def sql(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="Traces.")],
+    query: Annotated[str, typer.Argument(metavar="SELECT", help="One SELECT.")],
+    since: options.Since = None,
+    until: options.Until = None,
+    since_end: options.SinceEnd = None,
+    baseline_traces: options.BaselineTraces = None,
+    workers: options.Workers = None,
+    memory_limit: options.MemoryLimit = None,
+) -> int:
+    """Ask the canonical and derived tables of PATH; `diagnose schema` tells their columns.
+
+    The query runs where rules run: read-only, without access to files or the network.
+    """
+    from tokenlag import pipeline
+    from tokenlag.report.pages import grid
+
+    request = pipeline.Request(
+        paths=[path],
+        since=since,
+        until=until,
+        since_end=since_end,
+        baseline=None,
+        baseline_traces=baseline_traces or [],
+        slo=None,
+        goodput=[],
+        by=None,
+        rules_dirs=[],
+        n_workers=workers,
+        memory_limit=options.checked_memory(memory_limit),
+    )
+    with Progress() as progress:
+        result = pipeline.query(
+            request, query, now_ns=time.time_ns(), tz=LocalZone(), progress=progress
+        )
+    write_out(grid([name for name, _ in result.columns], result.rows))
+    if result.is_cut:
+        say(f"diagnose: only the first {len(result.rows):,} rows are shown (add a LIMIT)")
     return 0

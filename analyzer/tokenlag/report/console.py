@@ -23,6 +23,13 @@ _SHOW_AFTER_S: Final = 1.0
 _REFRESH_S: Final = 0.1
 
 
+class ReaderLeftError(Exception):
+    """Whoever read standard output has left, such as `head`: no error, and nothing to say.
+
+    Not an OSError, which the command-line library would take for itself.
+    """
+
+
 @dataclass(frozen=True)
 class Terminal:
     """What an output stream can show."""
@@ -52,12 +59,15 @@ def write_out(text: str, *, is_json: bool = False) -> None:
     """Write to standard output whatever its encoding; JSON stays JSON.
 
     Raises:
-        BrokenPipeError: nobody reads any more.
+        ReaderLeftError: nobody reads any more.
     """
     if not _can_show(text, sys.stdout):
         text = _escaped_json(text) if is_json else to_ascii(text)
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise ReaderLeftError from None
 
 
 def write_file(path: Path, text: str) -> None:

@@ -199,7 +199,9 @@ def _table(rows: tables.Rows) -> Table:
     last = len(rows.head) - 1
     for at, name in enumerate(rows.head):
         is_text = at == 0 or (at == last and name == "")
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=not is_text)
+        table.add_column(
+            name, justify="left" if is_text else "right", no_wrap=at < last or name != ""
+        )
     for at, row in enumerate(rows.body):
         style = "bold red" if at in rows.marked else ""
         style = "dim" if at in rows.faint else style or ("bold" if at in rows.strong else "")
