@@ -28,6 +28,7 @@ MAX_FACTS: Final = 8
 MAX_MODELS: Final = 4
 MAIN_METRICS: Final = ("ttft", "tpot", "itl", "e2e")
 OVER: Final = "<-- over budget"
+ABOVE_ALONE: Final = "<-- most above its cost alone"
 _RATES: Final = {
     "requests_per_s": "requests/s",
     "prompt_tokens_per_s": "prompt tokens/s",
@@ -36,7 +37,12 @@ _RATES: Final = {
     "input_tokens_p50": "prompt tokens p50",
     "output_tokens_p50": "output tokens p50",
 }
-_BUDGET_NAMES: Final = {"decode": "decode (n × ITL)", "uncovered": "not covered by any phase"}
+_BUDGET_NAMES: Final = {
+    "network": "network, in",
+    "requeue": "requeue (preempted)",
+    "decode": "decode (n × ITL)",
+    "uncovered": "not covered by a phase",
+}
 
 
 @dataclass(frozen=True)
@@ -169,26 +175,30 @@ def budget_rows(budget: Budget) -> Rows:
         row += [others[1]] if has_alone else []
         rows.body.append([*row, mark])
 
-    total = budget.actual_ms
+    known = [line.ms for line in budget.lines if line.ms is not None]
+    total = sum(known) if known else None
+    over = OVER if budget.objective_ms is not None else ABOVE_ALONE
     for line in budget.lines:
         is_over = line.line == budget.over_line or line.is_over
         share = fmt.percent(line.ms / total) if line.ms is not None and total else ""
         detail = fmt.clean(line.detail) if line.detail else ""
-        mark = " ".join(filter(None, [OVER if is_over else "", detail]))
+        mark = " ".join(filter(None, [over if is_over else "", detail]))
         if is_over:
             rows.marked.add(len(rows.body))
         others = (fmt.milliseconds(line.baseline_ms), fmt.milliseconds(line.alone_ms))
         add(_BUDGET_NAMES.get(line.line, fmt.clean(line.line)), line.ms, share, others, mark)
-    rows.strong.add(len(rows.body))
     sums = (
         _sum([(line.ms, line.baseline_ms) for line in budget.lines]),
         _sum([(line.ms, line.alone_ms) for line in budget.lines]),
     )
-    add(metric, total, "", sums, "")
+    rows.strong.add(len(rows.body))
+    add("together", total, "", sums, "mean of the requests around it" if total else "")
+    rows.strong.add(len(rows.body))
+    add(metric, budget.actual_ms, "", ("", ""), "")
     if budget.objective_ms is not None:
         verdict = ""
-        if total is not None:
-            excess = total - budget.objective_ms
+        if budget.actual_ms is not None:
+            excess = budget.actual_ms - budget.objective_ms
             word = "over" if excess > 0 else "to spare"
             verdict = f"{fmt.milliseconds(abs(excess))} {word}"
         add("objective", budget.objective_ms, "", ("", ""), verdict)
