@@ -356,6 +356,7 @@ class Engine:
                 done.append(request)
             else:
                 self._decoding.enter(request)
+        done.sort(key=lambda request: request.number)  # follow-ups draw in this order
         for request in done:
             request.done_s = step.end_s
             del self.running[request]

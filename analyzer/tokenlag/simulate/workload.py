@@ -98,12 +98,14 @@ class Workload:
                 return []
             return [self._new(request.source, table, heard_s, turn=request.turn + 1)]
         if kind == "sessions" and request.turn + 1 < table["turns"]:
+            # The pause lies between the last token and the next turn's arrival at the engine.
             pause_s = self._random.expovariate(1 / table["pause_s"])
+            way_s = (self._edge.network_ms + self._edge.frontend_ms) / 1e3
             return [
                 self._turn(
                     request.source,
                     table,
-                    heard_s + pause_s,
+                    max(heard_s, now_s + pause_s - way_s),
                     str(request.conversation_id),
                     request.turn + 1,
                 )
