@@ -48,7 +48,7 @@ _KEYS: Final = (
     "case",
 )
 _HEADER = re.compile(r"\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?$")
-_ASSIGNMENT = re.compile(r"\s*([A-Za-z0-9_\-]+)\s*=")
+_ASSIGNMENT = re.compile(r"\s*([A-Za-z0-9_\-.]+)\s*=")
 _AT_LINE = re.compile(r"\s*\(at line (\d+), column \d+\)")
 
 
@@ -156,7 +156,7 @@ def parse_rule(
     """
     try:
         document = tomllib.loads(source)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, and numbers no int holds
         where = _AT_LINE.search(str(error))
         place = f"{path}:{where[1]}" if where else path
         return None, [RuleError(f"no TOML: {_AT_LINE.sub('', str(error))}", place=place)]

@@ -183,8 +183,10 @@ def run_in_child(job: Job, limits: BoxLimits) -> Outcome:
 
 def plain(value: Any) -> Any:
     """A DuckDB value as JSON can carry it; NaN and infinity are "not measured"."""
-    if value is None or isinstance(value, bool | str | int):
+    if value is None or isinstance(value, bool | str):
         return value
+    if isinstance(value, int):
+        return value if abs(value) < 1 << 63 else float(value)  # a HUGEINT beyond 64 bits
     if isinstance(value, float):
         return value if value - value == 0 else None
     if isinstance(value, dict):

@@ -11,6 +11,7 @@ besides; `judge.sandbox` does that.
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -33,6 +34,9 @@ _QUERY_NODES = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NO
 _CLOCK_WORDS = frozenset(
     ["current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"]
 )
+# What DuckDB adds to its messages on lines of their own.
+_LINE = re.compile(r"^LINE (\d+):", re.MULTILINE)
+_GUESS = re.compile(r"^(?:Candidate bindings|Did you mean).*$", re.MULTILINE)
 
 
 class BoxLimits(msgspec.Struct, frozen=True):
@@ -72,6 +76,7 @@ class Box:
         self._connection = connection
         self._limits = limits
         self._tables: frozenset[str] | None = None
+        self._checked: dict[str, frozenset[str]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -119,6 +124,8 @@ class Box:
 
     def check(self, sql: str) -> frozenset[str]:
         """Refuse anything but one SELECT over the store's tables; returns its `$names`."""
+        if sql in self._checked:
+            return self._checked[sql]
         names = self.parameters(sql)
         refs = self.references(sql)
         if refs.forbidden:
@@ -135,6 +142,7 @@ class Box:
                 f"reads {_list(unknown)}, which is no documented table",
                 hint=f"tables are {_list(self.tables())}",
             )
+        self._checked[sql] = names
         return names
 
     def describe(self, sql: str, parameters: Mapping[str, object]) -> list[tuple[str, str]]:
@@ -250,7 +258,10 @@ def _said_plainly(limit_s: float | None = None) -> Iterator[None]:
     except duckdb.OutOfMemoryException:
         raise RuleError("needs more memory than a rule may use") from None
     except duckdb.Error as error:
-        raise RuleError(_first_line(error)) from None
+        line = _LINE.search(str(error))
+        guess = _GUESS.search(str(error))
+        message = _first_line(error) + (f" (line {line[1]} of the query)" if line else "")
+        raise RuleError(message, hint=guess[0].replace(": :", ":") if guess else None) from None
     except MemoryError:
         raise RuleError("needs more memory than a rule may use") from None
 

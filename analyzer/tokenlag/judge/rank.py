@@ -1,0 +1,91 @@
+"""From rule hits to ordered findings: by explained time, causes before their consequences.
+
+`effect_ms` of every rule is user-visible time, so that hits can be ordered by it. A rule's
+`explains` names what follows from it: such a hit is ordered below its cause, if the cause
+accounts for a real part of it. One fault then reads as one finding with what it led to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tokenlag.judge.run import RuleHit
+
+COVERS_FRAC = 0.3
+STATED_CONFIDENCE = 0.5
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A hit in its place: `consequence_of` is the cause's rule id, or None for a cause."""
+
+    hit: RuleHit
+    consequence_of: str | None
+
+
+def confidence_of(hit: RuleHit) -> float:
+    """The rule's own confidence, 0.7 where it states none."""
+    value = hit.row.confidence
+    return 0.7 if value is None else min(max(float(value), 0.0), 0.99)
+
+
+def is_cause(hit: RuleHit) -> bool:
+    """Whether a hit may be the verdict's cause."""
+    return hit.rule.kind == "problem" and confidence_of(hit) >= STATED_CONFIDENCE
+
+
+def rank(hits: Sequence[RuleHit]) -> list[Ranked]:
+    """Causes by effect, each followed by its consequences; then weak hits, then notes."""
+    problems = sorted(
+        (h for h in hits if h.rule.kind == "problem"),
+        key=lambda h: (not is_cause(h), -_effect(h), h.rule.id),
+    )
+    parent = {id(hit): _cause_of(hit, problems) for hit in problems}
+    ordered: list[Ranked] = []
+    for hit in problems:
+        if parent[id(hit)] is None:
+            ordered.append(Ranked(hit, None))
+            ordered.extend(
+                Ranked(other, hit.rule.id) for other in problems if parent[id(other)] is hit
+            )
+    notes = [h for h in hits if h.rule.kind == "note"]
+    return ordered + [Ranked(note, None) for note in notes]
+
+
+def _effect(hit: RuleHit) -> float:
+    """Explained milliseconds; 0 where the rule states none."""
+    value = hit.row.effect_ms
+    return value if value is not None and math.isfinite(value) else 0.0
+
+
+def _cause_of(hit: RuleHit, problems: Sequence[RuleHit]) -> RuleHit | None:
+    """The strongest hit that explains this one; its own cause stands for it, if it has one."""
+    best: RuleHit | None = None
+    for other in problems:
+        if other is hit or hit.rule.id not in other.rule.explains or not is_cause(other):
+            continue
+        if hit.rule.id in other.rule.explains and other.rule.id in hit.rule.explains:
+            # Each may follow from the other: the larger is the cause.
+            if _effect(other) <= _effect(hit):
+                continue
+        elif _effect(other) < COVERS_FRAC * _effect(hit):
+            continue
+        if best is None or _effect(other) > _effect(best):
+            best = other
+    if best is None:
+        return None
+    above = _cause_of(best, [p for p in problems if p is not hit])
+    return above or best
+
+
+def share_of(hit: RuleHit, excess_ms: Mapping[str, float]) -> float | None:
+    """Share of the symptom's excess that a hit explains; the rule's own figure wins."""
+    if hit.row.share is not None:
+        return min(max(float(hit.row.share), 0.0), 1.0)
+    symptom = hit.row.symptom or (hit.rule.symptom[0] if hit.rule.symptom else None)
+    total = excess_ms.get(symptom or "", math.nan)
+    if not math.isfinite(total) or total <= 0 or hit.row.effect_ms is None:
+        return None
+    return min(max(_effect(hit) / total, 0.0), 1.0)
