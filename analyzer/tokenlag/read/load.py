@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -81,12 +82,14 @@ def load_spans(
     _set_duplicates_aside(store)
     for dialect in DIALECTS:
         store.run_script(PACKAGE, dialect.script, names)
+    store.run_script(PACKAGE, "engines.sql", names)
     store.run_script(PACKAGE, "steps.sql", names)
     _carry_memberships(store)
     store.run_script(PACKAGE, "merge.sql", names)
     store.run_script(PACKAGE, "memberships.sql", names)
     store.run_script(PACKAGE, "tile.sql", names)
     store.run_script(PACKAGE, "finish.sql", names)
+    store.run_script("tokenlag.store", "quality.sql", names)
 
 
 def _make_views(store: Store, span_files: Sequence[Path], event_files: Sequence[Path]) -> None:
@@ -143,8 +146,8 @@ def _carry_memberships(store: Store) -> None:
     # tolist() of a masked array has None where the column has NULL.
     texts: dict[str, list[str | None]] = {name: lists[name].tolist() for name in lists}
     n_mismatches = 0
-    bounds = np.flatnonzero(np.diff(lineage, prepend=-1)).tolist() + [len(lineage)]
-    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+    bounds = [*np.flatnonzero(np.diff(lineage, prepend=-1)).tolist(), len(lineage)]
+    for start, stop in itertools.pairwise(bounds):
         some = slice(int(n_lists_before[start]), int(n_lists_before[stop]))
         found = decode_memberships(
             steps["step_index"][start:stop],

@@ -6,7 +6,7 @@ select
     hash(trace_id, span_id) as rid, hash(trace_id) as tid,
     case when nullif(parent_id, '') is not null then hash(trace_id, parent_id) end as pid,
     trace_id, start_ns, case when end_ns >= start_ns then end_ns end as end_ns,
-    status_code, res_host_name as host, request_id, operation_name,
+    status_code, scope, res_host_name as host, request_id, operation_name,
     coalesce(request_model, response_model) as model, conversation_id,
     coalesce(usage_input_tokens, prompt_tokens) as n_prompt,
     coalesce(usage_output_tokens, completion_tokens) as n_output,
@@ -44,5 +44,5 @@ select
     g.client_gap_p50_ns / 1e6 as client_gap_p50_ms, g.client_gap_max_ns / 1e6 as client_gap_max_ms,
     array_to_string(list_distinct(g.finish_reasons), ',') as finish_reason, g.error_type,
     coalesce(g.status_code = ${STATUS_ERROR}, false) as is_error, g.end_ns is null as is_open,
-    g.sample_weight as weight, g.host
+    g.sample_weight as weight, g.host, g.scope
 from g_client g join g_chain c on c.rid = g.rid and c.top = g.rid;

@@ -74,7 +74,9 @@ create or replace temp table m_fields as
 select
     g.gid,
     array_to_string(list_transform(
-        list_sort(list_distinct(list({'trust': r.trust, 'dialect': r.dialect}))),
+        list_sort(list_distinct(list({'trust': r.trust, 'dialect': r.dialect}) filter (
+            -- The contract's own client span is no second teller beside its server's.
+            not (r.trust = 9 and coalesce(r.scope = ${SCOPE_NAME}, false) and g.has_contract)))),
         lambda teller: teller.dialect), ',') as dialects,
     min(r.trust) as trust,
     arg_min(r.request_id, r.trust) as request_id, arg_min(r.trace_id, r.trust) as trace_id,
@@ -103,7 +105,11 @@ select
     arg_min(r.is_open, r.trust) as is_open, max(r.weight) as weight,
     arg_min(r.host, r.trust) as host,
     any_value(r.host) filter (r.dialect = 'genai-client') as client_host
-from m_groups g join st_requests r using (rid)
+from (
+    select g.*, bool_or(r.trust = 1) over (partition by g.gid) as has_contract
+    from m_groups g join st_requests r using (rid)
+) g
+join st_requests r using (rid)
 group by g.gid;
 
 -- --- sequences -----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ create or replace temp table st_requests (
     sent_ns bigint, intended_ns bigint, client_first_ns bigint, client_end_ns bigint,
     client_gap_p50_ms double, client_gap_max_ms double,
     n_preemptions bigint, finish_reason varchar, error_type varchar,
-    is_error boolean, is_open boolean, weight double, host varchar
+    is_error boolean, is_open boolean, weight double, host varchar, scope varchar
 );
 
 create or replace temp table st_sequences (

@@ -52,16 +52,14 @@ select 'milliseconds', 'vllm', count(*),
     count(*) || ' llm_request spans give milliseconds where seconds belong; they are read as milliseconds'
 from v_span where unit < 1 having count(*) > 0;
 
--- n > 1: one span a sequence, with the caller's id and arrival on each.
+-- n > 1: one span a sequence, each with the caller's id and the same arrival, and saying n = 1.
 create or replace temp table v_member as
 select *,
     first_value(qid) over together as rid,
     row_number() over together - 1 as sequence
 from v_span
 window together as (
-    partition by tid, pid, coalesce(request_id, qid::varchar),
-        case when n_choices > 1 then start_ns // 1_000_000_000 else qid end
-    order by start_ns, qid
+    partition by tid, pid, coalesce(request_id, qid::varchar), start_ns order by qid
 );
 
 insert into st_requests by name
@@ -69,7 +67,7 @@ select
     rid, 'vllm' as dialect, 2 as trust, any_value(tid) as tid, any_value(pid) as pid,
     any_value(trace_id) as trace_id, any_value(request_id) as request_id,
     any_value(operation_name) as operation, any_value(model) as model,
-    max(n_choices) as n_choices, max(request_max_tokens) as n_max_output,
+    greatest(max(n_choices), count(*)) as n_choices, max(request_max_tokens) as n_max_output,
     max(n_prompt) as n_prompt, max(n_cached) as n_cached, sum(n_output) as n_output,
     min(start_ns) as arrival_ns, min(start_ns + ttft_ns) as first_token_ns,
     max(case when ttft_ns is not null then end_ns end) as last_token_ns, max(end_ns) as end_ns,
