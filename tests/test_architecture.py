@@ -20,7 +20,7 @@ TRACER_MODULES = sorted((REPO / "tracer" / "tokenlag_tracer").rglob("*.py"))
 # each imports only from those before it (and from its own)
 LAYERS = (
     "errors", "times", "window", "store", "simulate", "read", "explain", "judge", "report",
-    "pipeline", "options", "cli", "__main__",
+    "pipeline", "ask", "options", "cli", "__main__",
 )  # fmt: skip
 MAX_LINES = 450
 

@@ -57,7 +57,7 @@ def test_the_first_command_diagnoses_the_bundled_trace() -> None:
 
 def test_the_second_command_finds_the_tests() -> None:
     line = SET_UP[1].split(" && ")[-1]
-    ran = run(f"{line} --collect-only -q -p no:cacheprovider tests/test_window.py", REPO)
+    ran = run(f"{line} -n 0 --collect-only -q -p no:cacheprovider tests/test_window.py", REPO)
     assert ran.returncode == 0, ran.stdout
     assert "tests/test_window.py" in ran.stdout
 

@@ -362,28 +362,26 @@ def sql(
 
     The query runs where rules run: read-only, without access to files or the network.
     """
-    from tokenlag import pipeline
+    from tokenlag.ask import ask
+    from tokenlag.pipeline import Request
     from tokenlag.report.pages import grid
 
-    request = pipeline.Request(
+    request = Request(
         paths=[path],
         since=since,
         until=until,
         since_end=since_end,
-        baseline=None,
         baseline_traces=baseline_traces or [],
-        slo=None,
-        goodput=[],
-        by=None,
-        rules_dirs=[],
         n_workers=workers,
         memory_limit=options.checked_memory(memory_limit),
     )
     with Progress() as progress:
-        result = pipeline.query(
+        result, problems = ask(
             request, query, now_ns=time.time_ns(), tz=LocalZone(), progress=progress
         )
     write_out(grid([name for name, _ in result.columns], result.rows))
     if result.is_cut:
-        say(f"diagnose: only the first {len(result.rows):,} rows are shown (add a LIMIT)")
-    return 0
+        say(f"diagnose: only the first {len(result.rows):,} rows are shown")
+    for problem in problems:
+        say(f"diagnose: {problem}")
+    return 2 if problems else 0

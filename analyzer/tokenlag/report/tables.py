@@ -371,14 +371,16 @@ def model_lines(models: Sequence[StepModel], *, every: bool) -> list[str]:
     lines = []
     for model in shown:
         engine = fmt.clean(model.engine)
-        if model.reason is not None:
-            lines.append(f"{engine}: no step model: {fmt.clean(model.reason)}")
+        if model.error_decode_frac is None and model.error_mixed_frac is None:
+            reason = fmt.clean(model.reason) if model.reason else "its error is not known"
+            lines.append(f"{engine}: no step model: {reason}")
             continue
         mixed = (
             f"{fmt.percent(model.error_mixed_frac)} on {fmt.plural(model.n_mixed, 'mixed step')}"
             if model.error_mixed_frac is not None
-            else f"no error known on mixed steps ({model.n_mixed:,} seen)"
+            else f"not to be used on mixed steps ({model.n_mixed:,} seen)"
         )
+        mixed += f" ({fmt.clean(model.reason)})" if model.reason else ""
         lines.append(
             f"{engine}: off by {fmt.percent(model.error_decode_frac)} on decode steps, {mixed}; "
             f"fitted on {fmt.plural(model.n_steps, 'step')}"

@@ -1,0 +1,85 @@
+"""From paths and a SELECT to rows: what `diagnose sql` does."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from datetime import tzinfo
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from tokenlag.errors import RuleError, TokenlagError, UsageError
+from tokenlag.pipeline import DEFAULT_MEMORY, Request, choose_windows
+
+if TYPE_CHECKING:
+    from tokenlag.store.box import Result
+
+MAX_ROWS = 10_000
+
+
+class Answer(NamedTuple):
+    """The rows, and what could not be read on the way to them."""
+
+    result: Result
+    problems: list[TokenlagError]
+
+
+def ask(
+    request: Request,
+    sql: str,
+    *,
+    now_ns: int,
+    tz: tzinfo,
+    progress: Callable[[str, float], None] | None = None,
+) -> Answer:
+    """Reads the traces, fills the canonical and derived tables, and runs one SELECT on them.
+
+    Raises:
+        InputError: no path could be read as traces.
+        UsageError: the query is no single SELECT or fails, or the window holds no request.
+    """
+    from tokenlag.explain.run import explain, prepare
+    from tokenlag.read.load import load_traces
+    from tokenlag.store.box import BoxLimits, open_box, open_empty_box
+    from tokenlag.store.connection import Store
+
+    tell = progress or (lambda _stage, _share: None)
+
+    def share(done: int, total: int) -> None:
+        tell("read", done / total if total else 0.0)
+
+    with tempfile.TemporaryDirectory(prefix="tokenlag-") as name:
+        work = Path(name)
+        try:  # a wrong query is told before minutes of reading, not after
+            with open_empty_box(work) as box:
+                box.check(sql)
+        except RuleError as error:
+            raise _usage(error) from None
+        problems: list[TokenlagError] = []
+        with Store(memory_limit=request.memory_limit or DEFAULT_MEMORY) as store:
+            for dataset, paths in enumerate((request.paths, request.baseline_traces)):
+                if paths:
+                    read = load_traces(
+                        store,
+                        [Path(path) for path in paths],
+                        dataset=dataset,
+                        work_dir=work,
+                        n_workers=request.n_workers,
+                        progress=share,
+                    )
+                    problems += read.problems
+            tell("explain", 0.0)
+            prepare(store)
+            explain(store, choose_windows(store, request, now_ns=now_ns, tz=tz).rows, [])
+            store.close(keep=True)
+            tell("ask", 0.0)
+            try:
+                with open_box(store.path, work, BoxLimits(max_rows=MAX_ROWS, time_s=300.0)) as box:
+                    return Answer(box.query(sql, {}), problems)
+            except RuleError as error:
+                raise _usage(error) from None
+
+
+def _usage(error: RuleError) -> UsageError:
+    hint = error.hint or "`diagnose schema` prints the tables and their columns"
+    return UsageError(error.message, place="sql", hint=hint)
