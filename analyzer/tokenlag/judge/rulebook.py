@@ -31,7 +31,7 @@ from tokenlag.judge.rule import (
 )
 
 _T = TypeVar("_T")
-_KEYS: Final = (
+KEYS: Final = (
     "id",
     "title",
     "kind",
@@ -175,9 +175,9 @@ class _Reader:
         self.problems: list[RuleError] = []
 
     def rule(self, *, is_bundled: bool) -> Rule | None:
-        for key in self._document.keys() - set(_KEYS):
-            guess = closest(key, _KEYS)
-            hint = f"did you mean {guess}?" if guess else f"keys are {', '.join(_KEYS)}"
+        for key in self._document.keys() - set(KEYS):
+            guess = closest(key, KEYS)
+            hint = f"did you mean {guess}?" if guess else f"keys are {', '.join(KEYS)}"
             self._wrong(key, "unknown key", hint)
         symptoms: type[tuple[Symptom, ...]] = tuple[Symptom, ...]
         needs = self._needs()

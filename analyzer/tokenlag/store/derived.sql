@@ -209,3 +209,33 @@ create table objectives (
     actual_ms  double,                -- of the current window; NULL = not measured
     is_missed  boolean
 );
+
+-- The gap that a share `q` of all gaps between tokens does not exceed: every stream's every
+-- gap counts once (pooled).
+create macro gap_quantiles(w, q) as table
+    select min(gap_ms) as gap_ms
+    from (select gap_ms,
+                 sum(n_streams) over (order by gap_ms rows unbounded preceding) as n_up_to,
+                 sum(n_streams) over () as n_all
+          from gaps
+          where window_name = w)
+    where n_up_to >= q * n_all;
+
+-- What kept requests waiting, one row a window in which any waited: the bound under which most
+-- of the waiting time was spent.
+create table binding (
+    window_name varchar not null,
+    bound       varchar not null,  -- 'slots' 'tokens' 'kv' 'capacity' …
+    basis       varchar not null,  -- 'told by the engine' | 'inferred from steps' | 'inferred from concurrency'
+    share_frac  double,            -- of the waiting time
+    n_pinned    bigint,            -- how many ran at once while others waited, where that is one number
+    kv_frac     double             -- mean KV in use while requests waited
+);
+
+-- How the offered work grew from baseline to window, by factor, as logarithms of ratios; work by
+-- tokens weighs with the share of the engine's time that such tokens take.
+create table growth (
+    factor     varchar not null,   -- 'arrivals' 'prompts' 'cache' 'outputs' 'speed' 'limit'
+    log_growth double not null,    -- ln(window ÷ baseline) of the work it makes; 'limit': of the shrinking
+    share_frac double not null     -- of all growth (what shrank counts as 0)
+);

@@ -1,0 +1,62 @@
+"""How the load arrives: from users at their own times, or from clients that wait for answers."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+MIN_ARRIVALS = 8
+CLOSE_FRAC = 0.1
+CLOSED_SHARE = 0.8
+MIN_WAVE = 4
+WAVE_DENSITY = 3.0
+
+
+def is_closed_loop(arrival_ns: Ints, end_ns: Ints) -> bool:
+    """Whether each arrival follows a completion at once: the load is a fixed number of clients.
+
+    With arrivals at their own times, the time since the latest completion is under a tenth of
+    the median spacing of arrivals for about a tenth of them; here that holds for nearly all. Such
+    a queue is set by the number of clients, and says nothing of what users would wait.
+
+    Args:
+        arrival_ns: sorted arrivals, as sent by the client.
+        end_ns: completions, any order; those unknown left out.
+    """
+    first_end = int(end_ns.min()) if len(end_ns) else None
+    if first_end is None:
+        return False
+    later = arrival_ns[arrival_ns >= first_end]
+    if len(later) < MIN_ARRIVALS:
+        return False
+    ends = np.sort(end_ns)
+    since = later - ends[np.searchsorted(ends, later, side="right") - 1]
+    spacing = float(np.median(np.diff(later)))
+    # Completions denser than arrivals are near to everything; then nothing follows from it.
+    return spacing > 0 and float((since < CLOSE_FRAC * spacing).mean()) >= CLOSED_SHARE
+
+
+def first_wave(arrival_ns: Ints, first_token_ns: Ints) -> Bools:
+    """Requests sent together into an idle engine when the data begin, before any got a token.
+
+    Their waits show the start of a test, not the service. Fewer than `MIN_WAVE`, or no denser
+    than arrivals are anyway, is no wave.
+
+    Args:
+        arrival_ns: sorted arrivals.
+        first_token_ns: first tokens, any order; those unknown left out.
+    """
+    none = np.zeros(len(arrival_ns), dtype=bool)
+    if len(arrival_ns) < 2 or len(first_token_ns) == 0:
+        return none
+    until = int(first_token_ns.min())
+    wave = arrival_ns <= until
+    n_wave, n_later = int(wave.sum()), int((~wave).sum())
+    if n_wave < MIN_WAVE:
+        return none
+    length = max(int(until - arrival_ns[0]), 1)
+    rest = max(int(arrival_ns[-1]) - until, 1)
+    return wave if n_wave / length >= WAVE_DENSITY * max(n_later / rest, 1e-30) else none

@@ -1,0 +1,144 @@
+"""From canonical tables to derived tables: everything that rules and reports read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tokenlag.explain import arrivals, changepoint, compare, costs
+from tokenlag.explain.arrays import Columns
+from tokenlag.explain.engine import explain_epoch
+from tokenlag.explain.sql import query
+from tokenlag.explain.stepmodel import StepModel
+from tokenlag.store.connection import Store
+from tokenlag.window import Objective
+
+
+@dataclass(frozen=True)
+class WindowRow:
+    """One row of `windows`."""
+
+    name: str
+    dataset: int
+    from_ns: int
+    to_ns: int
+    origin: str
+
+
+def find_change(store: Store, window: WindowRow) -> int | None:
+    """Arrival time of the first request of a new make-up within the window, or None.
+
+    For use where there is no baseline: prompt tokens to compute, then output tokens.
+    """
+    store.execute("delete from windows")
+    store.execute("delete from request_facts")
+    _write_windows(store, [window])
+    store.execute(query("facts"))
+    series = Columns(store, query("mix_series"))
+    arrival = series.ints("arrival_ns")
+    for name in ("n_new", "n_output"):
+        values = series.floats(name)
+        known = np.isfinite(values) & (values > 0)
+        at = changepoint.find_step(values[known])
+        if at is not None:
+            return int(arrival[known][at])
+    return None
+
+
+def prepare(store: Store) -> None:
+    """Adds the empty derived tables to a store whose canonical tables are loaded."""
+    store.run_script("tokenlag.store", "derived.sql")
+
+
+def explain(
+    store: Store, windows: Sequence[WindowRow], objectives: Sequence[Objective] = ()
+) -> dict[int, StepModel]:
+    """Fills the derived tables for these windows. Returns the step models by epoch key."""
+    for table in ("windows", "request_facts"):
+        store.execute(f"delete from {table}")
+    _write_windows(store, windows)
+    store.execute(query("facts"))
+    models = {}
+    keys = "select epoch_key from epochs join windows using (dataset) group by 1 order by 1"
+    for (key,) in store.fetchall(keys):
+        models[int(key)] = explain_epoch(store, int(key))
+    budgets = dict(store.fetchall("select epoch_key, max_batch_tokens from epochs"))
+    known = {int(k): float(v) for k, v in budgets.items() if v}
+    costs.write_alone_costs(store, models, known)
+    for name in ("reuse", "ghosts", "demand", "binding", "growth"):
+        store.execute(query(name))
+    _mark_arrivals(store, windows)
+    compare.write_changes(store)
+    _write_objectives(store, objectives)
+    return models
+
+
+def _write_windows(store: Store, windows: Sequence[WindowRow]) -> None:
+    store.insert(
+        "windows",
+        {
+            "name": [w.name for w in windows],
+            "dataset": [w.dataset for w in windows],
+            "from_ns": [w.from_ns for w in windows],
+            "to_ns": [w.to_ns for w in windows],
+            "origin": [w.origin for w in windows],
+        },
+    )
+
+
+def _mark_arrivals(store: Store, windows: Sequence[WindowRow]) -> None:
+    store.execute("create or replace temp table first_wave_keys (request_key integer)")
+    for dataset in sorted({w.dataset for w in windows}):
+        rows = Columns(store, query("arrivals"), [dataset])
+        arrival, end = rows.ints("arrival_ns"), rows.ints("end_ns")
+        first = rows.ints("first_token_ns")
+        wave = arrivals.first_wave(arrival, first[first >= 0])
+        store.insert("first_wave_keys", {"request_key": rows.ints("request_key")[wave]})
+        for window in windows:
+            if window.dataset != dataset:
+                continue
+            inside = (arrival >= window.from_ns) & (arrival < window.to_ns)
+            done = (end >= window.from_ns) & (end < window.to_ns)
+            if arrivals.is_closed_loop(arrival[inside], end[done]):
+                store.execute(
+                    "update demand set is_closed_loop = true where window_name = ?", [window.name]
+                )
+    store.execute(query("first_wave"))
+
+
+def _write_objectives(store: Store, objectives: Sequence[Objective]) -> None:
+    if not objectives:
+        return
+    store.insert(
+        "objectives",
+        {
+            "metric": [o.metric for o in objectives],
+            "percentile": [float(o.percentile) for o in objectives],
+            "limit_ms": [float(o.limit_ms) for o in objectives],
+        },
+    )
+    rows = Columns(store, query("objective_inputs"))
+    for objective in objectives:
+        actual = _actual(store, rows, objective)
+        if actual is not None:
+            store.execute(
+                "update objectives set actual_ms = ?, is_missed = ? where metric = ? and percentile = ?",
+                [
+                    actual,
+                    actual > objective.limit_ms,
+                    objective.metric,
+                    float(objective.percentile),
+                ],
+            )
+
+
+def _actual(store: Store, rows: Columns, objective: Objective) -> float | None:
+    if objective.metric == "itl":
+        sql = "select gap_ms from gap_quantiles('current', ?)"
+        value = store.scalar(sql, [objective.percentile / 100.0])
+        return None if value is None else float(value)
+    values = rows.floats(f"{objective.metric}_ms")
+    values = values[np.isfinite(values)]
+    return float(np.quantile(values, objective.percentile / 100.0)) if len(values) else None

@@ -1,0 +1,130 @@
+"""How much slower the window is than it should be, by symptom, and whether that can be seen.
+
+Excess is measured time minus the alone cost (what the shape costs on an idle engine); with a
+baseline, also the rise of the mean over it. A symptom is *visible* where a share of requests
+that a p90 would notice is well above its alone cost, or where the mean rose by more than its
+bootstrap interval and by a size that a person would notice. See docs/verdict.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenlag.judge.figures import Requests
+from tokenlag.store.connection import Store
+
+Floats = npt.NDArray[np.float64]
+
+SLOW_SHARE = 0.10
+SLOW_FACTOR = 2.0
+NOTICED_MS = 250.0
+MOVED_FRAC = 0.20
+MOVED_MS = 20.0
+MIN_REQUESTS = 10
+
+
+@dataclass(frozen=True)
+class Excess:
+    """One symptom's excess in the window.
+
+    `alone_ms` and `rise_ms` are sums over requests (or gaps); NaN where it cannot be known.
+    `is_visible`: worth a verdict. `slow`: which requests are slow by it.
+    """
+
+    symptom: str
+    alone_ms: float
+    rise_ms: float
+    is_visible: bool
+    slow: npt.NDArray[np.bool_]
+    reason: str
+
+
+def find_excess(
+    store: Store, requests: Requests, itl_excess_ms: float, *, is_closed_loop: bool
+) -> dict[str, Excess]:
+    """Excess of ttft, itl and e2e of the current window."""
+    moved = {
+        (str(metric), str(factor)): (effect, low, base)
+        for metric, factor, base, _, effect, low, _ in store.fetchall(
+            "select metric, factor, baseline, current, effect_ms, lo_ms, hi_ms from changes"
+        )
+    }
+    n = len(requests)
+    ttft_over = requests.floats("ttft_ms") - requests.floats("alone_ttft_ms")
+    if is_closed_loop:
+        # The client's own concurrency fills that queue; it says nothing of the service.
+        ttft_over = ttft_over - np.nan_to_num(requests.floats("queue_ms"), nan=0.0)
+    ttft_slow = _slow(ttft_over, requests.floats("alone_ttft_ms")) & ~requests.bools(
+        "is_first_wave"
+    )
+    e2e_over = requests.floats("e2e_ms") - requests.floats("alone_e2e_ms")
+    if is_closed_loop:
+        e2e_over = e2e_over - np.nan_to_num(requests.floats("queue_ms"), nan=0.0)
+    return {
+        "ttft": _one("ttft", ttft_over, ttft_slow, moved.get(("ttft", "total")), n),
+        "itl": _itl(itl_excess_ms, moved.get(("decode", "rate")), requests),
+        "e2e": _one(
+            "e2e", e2e_over, np.zeros(n, dtype=bool), moved.get(("e2e", "total")), n
+        ),
+    }  # fmt: skip
+
+
+def _slow(over_ms: Floats, alone_ms: Floats) -> npt.NDArray[np.bool_]:
+    floor = np.maximum((SLOW_FACTOR - 1.0) * alone_ms, NOTICED_MS)
+    return np.asarray(np.isfinite(over_ms) & (over_ms > floor), dtype=bool)
+
+
+def _has_moved(change: tuple[float, float | None, float | None] | None) -> bool:
+    if change is None:
+        return False
+    effect, low, base = change
+    if low is None or base is None or base <= 0:
+        return False
+    return low > 0 and effect >= MOVED_FRAC * base and effect >= MOVED_MS
+
+
+def _one(
+    symptom: str,
+    over_ms: Floats,
+    slow: npt.NDArray[np.bool_],
+    change: tuple[float, float | None, float | None] | None,
+    n: int,
+) -> Excess:
+    known = np.isfinite(over_ms)
+    alone = float(np.maximum(over_ms[known], 0.0).sum()) if known.any() else float("nan")
+    rise = change[0] * n if change is not None else float("nan")
+    many = n >= MIN_REQUESTS and float(slow.sum()) >= SLOW_SHARE * max(int(known.sum()), 1)
+    moved = n >= MIN_REQUESTS and _has_moved(change)
+    reason = ""
+    if many:
+        reason = (
+            f"{int(slow.sum())} of {int(known.sum())} requests take over twice their alone cost"
+        )
+    if moved and change is not None:
+        reason = f"the mean rose by {change[0]:.0f} ms over the baseline"
+    return Excess(symptom, alone, rise, many or moved, slow, reason)
+
+
+def _itl(
+    excess_ms: float, change: tuple[float, float | None, float | None] | None, requests: Requests
+) -> Excess:
+    later = np.maximum(requests.floats("n_output") - 1.0, 0.0)
+    rise = float("nan")
+    moved = False
+    if change is not None and change[2]:
+        rise = change[0] * len(requests)
+        tokens = float(np.nansum(later)) or 1.0
+        per_token = rise / tokens
+        low = change[1]
+        # The change is per request; a person sees it per token.
+        moved = (
+            low is not None and low > 0 and change[2] > 0 and per_token >= MOVED_FRAC * change[2]
+        )
+    return Excess(
+        "itl", excess_ms, rise, moved and len(requests) >= MIN_REQUESTS,
+        np.zeros(len(requests), dtype=bool),
+        "the time per token rose over the baseline" if moved else "",
+    )  # fmt: skip

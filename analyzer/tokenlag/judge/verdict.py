@@ -1,0 +1,168 @@
+"""The verdict: one of three honest endings.
+
+A cause from the closed list; nothing wrong, within a stated bound; or it cannot be told,
+because something was not recorded, and what. A slowness that is real and fits no cause is a
+problem without a cause, with the dimension along which slow requests differ most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tokenlag.judge.diagnosis import Finding, Stat, Symptom, Verdict
+from tokenlag.judge.excess import Excess
+from tokenlag.judge.figures import Requests
+
+MIN_REQUESTS = 5
+MIN_LIFT = 1.5
+STATED_CONFIDENCE = 0.5
+
+# What would tell where a symptom's excess went.
+NEEDED: dict[str, tuple[str, ...]] = {
+    "ttft": ("queue", "prefill", "steps"),
+    "itl": ("steps",),
+    "e2e": ("decode", "steps"),
+}
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What the verdict is made from."""
+
+    findings: Sequence[Finding]
+    excess: Mapping[str, Excess]
+    capabilities: set[str]
+    latency: Mapping[str, Stat]
+    requests: Requests
+    missed: Sequence[str]
+    """Labels of objectives that are missed."""
+    n_steps: int
+
+
+def decide(situation: Situation) -> Verdict:
+    """The verdict of a window that holds at least one request."""
+    causes = [
+        f
+        for f in situation.findings
+        if f.severity == "problem" and f.confidence >= STATED_CONFIDENCE and not f.consequence_of
+    ]
+    if causes:
+        top = causes[0]
+        return Verdict("problem", top.symptom, top.rule, [], None, top.summary)
+    n = len(situation.requests)
+    if n < MIN_REQUESTS:
+        return _inconclusive(
+            None, ["requests"], f"{n} requests in the window: too few to tell slow from usual"
+        )
+    if situation.latency["e2e"].n == 0 and situation.latency["ttft"].n == 0:
+        return _inconclusive(None, ["e2e"], "no request tells how long it took")
+    visible = [e for e in situation.excess.values() if e.is_visible]
+    if situation.missed and not visible:
+        return _unexplained_or_blind(
+            situation, _missed_symptom(situation.missed[0]), _missed(situation)
+        )
+    if visible:
+        worst = max(visible, key=lambda e: (bool(e.slow.any()), np.nan_to_num(e.alone_ms)))
+        return _unexplained_or_blind(situation, worst.symptom, worst.reason)
+    return _healthy(situation)
+
+
+def _missed(situation: Situation) -> str:
+    return f"missed: {', '.join(situation.missed)}"
+
+
+def _missed_symptom(label: str) -> str:
+    metric = label.split("_")[0]
+    return "itl" if metric == "tpot" else metric
+
+
+def _inconclusive(symptom: Symptom | None, missing: list[str], why: str) -> Verdict:
+    return Verdict("inconclusive", symptom, None, missing, None, f"Cannot tell: {why}.")
+
+
+def _unexplained_or_blind(situation: Situation, symptom: str, reason: str) -> Verdict:
+    """A real slowness without a cause: named as such, or as what is missing to find it."""
+    name: Symptom = symptom if symptom in ("ttft", "itl", "e2e") else "e2e"  # type: ignore[assignment]
+    missing = [need for need in NEEDED[name] if need not in situation.capabilities]
+    if missing:
+        return Verdict(
+            "inconclusive", name, None, missing, None,
+            f"{name.upper()} is slow ({reason}), but the cause cannot be told: "
+            f"{', '.join(missing)} not recorded.",
+        )  # fmt: skip
+    dimension = _dimension(situation, name)
+    where = (
+        f" Slow requests differ most in {next(iter(dimension))} = {next(iter(dimension.values()))}."
+        if dimension
+        else ""
+    )
+    return Verdict(
+        "problem", name, None, [], dimension,
+        f"{name.upper()} is slow ({reason}), and no known cause explains it.{where}",
+    )  # fmt: skip
+
+
+def _dimension(situation: Situation, symptom: str) -> dict[str, str] | None:
+    """The value of tenant, engine or prompt length that slow requests have more than the rest."""
+    slow = situation.excess[symptom].slow
+    requests = situation.requests
+    if not slow.any() or slow.all():
+        key = "e2e_ms" if symptom == "e2e" else "ttft_ms"
+        values = np.nan_to_num(requests.floats(key), nan=0.0)
+        slow = values >= np.quantile(values, 0.9)
+    prompt = requests.floats("n_prompt")
+    lengths = np.array(
+        [f"{2 ** int(np.log2(p))} to {2 ** (int(np.log2(p)) + 1)} tokens" if p >= 1 else None for p in prompt],
+        dtype=object,
+    )  # fmt: skip
+    best: tuple[float, str, str] | None = None
+    for name, values in (
+        ("tenant", requests.objects("tenant")),
+        ("engine", requests.objects("engine_id")),
+        ("prompt", lengths),
+    ):
+        for value in {v for v in values.tolist() if v is not None}:
+            has = values == value
+            share, overall = float(has[slow].mean()), float(has.mean())
+            lift = share / overall if overall > 0 else 0.0
+            score = (share - overall) * lift
+            if lift >= MIN_LIFT and share >= 0.5 and (best is None or score > best[0]):
+                best = (score, name, str(value))
+    return {best[1]: best[2]} if best else None
+
+
+def _healthy(situation: Situation) -> Verdict:
+    """Nothing wrong: with the bound within which that is said."""
+    ttft, e2e, itl = (situation.latency[m] for m in ("ttft", "e2e", "itl"))
+    parts = []
+    if ttft.p90 is not None:
+        parts.append(f"TTFT p90 {_ms(ttft.p90)}")
+    if itl.p99 is not None:
+        parts.append(f"time between tokens p99 {_ms(itl.p99)}")
+    if e2e.p90 is not None:
+        parts.append(f"E2E p90 {_ms(e2e.p90)}")
+    seen = f"{len(situation.requests)} requests"
+    if situation.n_steps:
+        seen += f", {situation.n_steps} steps"
+    basis = _basis(situation)
+    return Verdict(
+        "healthy", None, None, [], None,
+        f"Nothing wrong found in {seen}: {', '.join(parts)}; {basis}.",
+    )  # fmt: skip
+
+
+def _basis(situation: Situation) -> str:
+    if "baseline" in situation.capabilities:
+        return "no symptom rose 20 % over the baseline, and fewer than one request in ten is " \
+            "above twice its alone cost"  # fmt: skip
+    if np.isfinite(situation.excess["ttft"].alone_ms):
+        return "fewer than one request in ten is above twice what it costs alone (no baseline)"
+    return "there is neither a baseline nor an alone cost to compare with, so only " \
+        "waiting could be judged"  # fmt: skip
+
+
+def _ms(value: float) -> str:
+    return f"{value / 1000:.2f} s" if value >= 1000 else f"{value:.3g} ms"

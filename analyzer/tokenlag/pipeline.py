@@ -1,0 +1,311 @@
+"""From paths to a diagnosis, in one readable function."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, tzinfo
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokenlag.errors import TokenlagError, UsageError
+from tokenlag.judge.diagnosis import Diagnosis, Exemplar, Interval
+from tokenlag.window import (
+    Objective,
+    Window,
+    format_offset,
+    format_time,
+    no_data,
+    parse_goodput,
+    parse_slo,
+    resolve_baseline,
+    resolve_window,
+)
+
+if TYPE_CHECKING:
+    from tokenlag.explain.run import WindowRow
+    from tokenlag.judge.rulebook import Rulebook
+    from tokenlag.read.reading import ReadResult
+    from tokenlag.store.connection import Store
+
+Progress = Callable[[str, float], None]
+
+MIN_BASELINE_REQUESTS = 20
+DEFAULT_MEMORY = "1GB"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for; options as they were written."""
+
+    paths: list[str]
+    since: str | None = None
+    until: str | None = None
+    since_end: str | None = None
+    baseline: str | None = None
+    baseline_traces: list[str] = field(default_factory=list)
+    slo: str | None = None
+    goodput: list[str] = field(default_factory=list)
+    by: str | None = None
+    rules_dirs: list[Path] = field(default_factory=list)
+    n_workers: int | None = None
+    memory_limit: str | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A diagnosis, and what could not be used on the way to it."""
+
+    diagnosis: Diagnosis
+    problems: list[TokenlagError]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The windows that are compared, and how the baseline was found."""
+
+    current: Window
+    rows: list[WindowRow]
+    baseline_origin: str | None
+
+
+def diagnose(
+    request: Request, *, now_ns: int, tz: tzinfo, progress: Progress | None = None
+) -> Outcome:
+    """Reads the traces, explains the window and judges it.
+
+    Args:
+        request: paths and options.
+        now_ns: the present, unix nanoseconds, for `--since`.
+        tz: the zone of dates in options and of times in the report.
+        progress: called with a stage and the share of it that is done.
+
+    Raises:
+        InputError: no path could be read as traces.
+        UsageError: an option cannot be carried out, or the window holds no request.
+    """
+    # Imported here: `diagnose --help` must not load a database.
+    from tokenlag.explain.run import explain, prepare
+    from tokenlag.judge.rulebook import load_rules
+    from tokenlag.store.connection import Store
+
+    tell = progress or (lambda _stage, _share: None)
+    objectives = _objectives(request)
+    rulebook = load_rules(request.rules_dirs)
+    with (
+        tempfile.TemporaryDirectory(prefix="tokenlag-") as work,
+        Store(memory_limit=request.memory_limit or DEFAULT_MEMORY) as store,
+    ):
+        read = _read(store, request, Path(work), tell)
+        tell("explain", 0.0)
+        prepare(store)
+        choice = choose_windows(store, request, now_ns=now_ns, tz=tz)
+        explain(store, choice.rows, objectives)
+        tell("judge", 0.0)
+        diagnosis, rule_problems = _judge(store, request, choice, objectives, rulebook, read, tz)
+    problems: list[TokenlagError] = [p for r in read for p in r.problems]
+    return Outcome(diagnosis, problems + rule_problems)
+
+
+def _objectives(request: Request) -> list[Objective]:
+    objectives = parse_slo(request.slo) if request.slo else []
+    limits = parse_goodput(request.goodput)
+    known = {o.metric for o in objectives}
+    return objectives + [
+        Objective(metric, 90.0, limit) for metric, limit in limits.items() if metric not in known
+    ]
+
+
+def _read(store: Store, request: Request, work: Path, tell: Progress) -> list[ReadResult]:
+    from tokenlag.read.load import load_traces
+
+    def share(done: int, total: int) -> None:
+        tell("read", done / total if total else 0.0)
+
+    results = [
+        load_traces(
+            store, request.paths, dataset=0, work_dir=work,
+            n_workers=request.n_workers, progress=share,
+        )
+    ]  # fmt: skip
+    if request.baseline_traces:
+        results.append(
+            load_traces(
+                store, request.baseline_traces, dataset=1, work_dir=work,
+                n_workers=request.n_workers, progress=share,
+            )
+        )  # fmt: skip
+    return results
+
+
+def choose_windows(store: Store, request: Request, *, now_ns: int, tz: tzinfo) -> Choice:
+    """The window, and what it is compared with.
+
+    In this order: `--baseline-traces`, `--baseline`, the traces before the window if there
+    are enough requests in them, the part of the window before its make-up changed.
+
+    Raises:
+        UsageError: the window (or the baseline that was asked for) holds no request.
+    """
+    from tokenlag.explain.run import WindowRow, find_change
+
+    span = _span(store, 0)
+    if span is None:
+        raise UsageError(
+            f"no request in {', '.join(request.paths)}",
+            hint="the spans are none that a dialect knows; see `diagnose schema`",
+        )
+    start_ns, end_ns = span
+    if request.baseline and request.baseline_traces:
+        raise UsageError("--baseline and --baseline-traces exclude each other")
+    window = resolve_window(
+        request.since, request.until, request.since_end,
+        now_ns=now_ns, tz=tz, data_start_ns=start_ns, data_end_ns=end_ns,
+    )  # fmt: skip
+    if _count(store, 0, window.start_ns, window.end_ns) == 0:
+        raise no_data("window", request.since, start_ns, end_ns, tz)
+    current = WindowRow("current", 0, window.start_ns, window.end_ns, window.origin)
+    if request.baseline_traces:
+        other = _span(store, 1)
+        if other is None:
+            raise UsageError(f"no request in {', '.join(request.baseline_traces)}")
+        row = WindowRow("baseline", 1, other[0], other[1] + 1, "traces")
+        return Choice(window, [current, row], "--baseline-traces")
+    earlier = resolve_baseline(
+        request.baseline, window,
+        now_ns=now_ns, tz=tz, data_start_ns=start_ns, data_end_ns=end_ns,
+    )  # fmt: skip
+    if earlier is not None:
+        n = _count(store, 0, earlier.start_ns, earlier.end_ns)
+        if request.baseline and n == 0:
+            raise no_data("baseline", None, start_ns, end_ns, tz)
+        if request.baseline or n >= MIN_BASELINE_REQUESTS:
+            origin = "given" if request.baseline else "earlier"
+            row = WindowRow("baseline", 0, earlier.start_ns, earlier.end_ns, origin)
+            return Choice(window, [current, row], earlier.origin)
+    change_ns = find_change(store, current)
+    if change_ns is not None:
+        before = WindowRow("baseline", 0, window.start_ns, change_ns, "change")
+        after = WindowRow("current", 0, change_ns, window.end_ns, window.origin)
+        narrowed = Window(
+            change_ns, window.end_ns, window.origin, window.asked_start_ns, window.asked_end_ns
+        )
+        return Choice(
+            narrowed,
+            [after, before],
+            f"the window before {format_time(change_ns, tz)}, when the requests' make-up changed",
+        )
+    return Choice(window, [current], None)
+
+
+def _span(store: Store, dataset: int) -> tuple[int, int] | None:
+    """First arrival and latest time of a dataset's requests and steps."""
+    row = store.fetchone(
+        "select min(arrival_ns), max(greatest(arrival_ns, coalesce(end_ns, arrival_ns))) "
+        "from requests where dataset = ?",
+        [dataset],
+    )
+    if row is None or row[0] is None:
+        return None
+    last = store.scalar(
+        "select max(end_ns) from epochs where dataset = ? and end_ns is not null", [dataset]
+    )
+    return int(row[0]), max(int(row[1]), int(last or 0))
+
+
+def _count(store: Store, dataset: int, from_ns: int, to_ns: int) -> int:
+    return int(
+        store.scalar(
+            "select count(*) from requests where dataset = ? and arrival_ns >= ? and arrival_ns < ?",
+            [dataset, from_ns, to_ns],
+        )
+        or 0
+    )
+
+
+def _judge(
+    store: Store,
+    request: Request,
+    choice: Choice,
+    objectives: list[Objective],
+    rulebook: Rulebook,
+    read: list[ReadResult],
+    tz: tzinfo,
+) -> tuple[Diagnosis, list[TokenlagError]]:
+    from tokenlag.explain.arrays import Columns
+    from tokenlag.judge import figures
+    from tokenlag.judge.assemble import exemplar_keys, to_findings
+    from tokenlag.judge.budget import budget_table
+    from tokenlag.judge.coverage import coverage
+    from tokenlag.judge.excess import find_excess
+    from tokenlag.judge.rank import rank
+    from tokenlag.judge.run import run_rules
+    from tokenlag.judge.sql import query
+    from tokenlag.judge.verdict import Situation, decide
+
+    def rfc3339(ns: int) -> str:
+        return format_time(ns, tz)
+
+    has_baseline = len(choice.rows) > 1
+    columns = Columns(store, query("request_columns"))
+    current = figures.requests_of(columns, "current")
+    baseline = figures.requests_of(columns, "baseline")
+    latency = figures.latency(store, columns, has_baseline=has_baseline)
+    demand = store.fetchall(query("demand_all"))
+    spans_s = {str(name): float(span) for name, span, _, _ in demand}
+    is_closed = any(bool(closed) for name, _, _, closed in demand if name == "current")
+    _, itl_excess = figures.gap_stat(store, "current")
+    excess = find_excess(store, current, itl_excess, is_closed_loop=is_closed)
+    capabilities = figures.capabilities(store)
+    actual = {
+        (str(m), float(p)): a
+        for m, p, a in store.fetchall("select metric, percentile, actual_ms from objectives")
+    }
+    pairs = [(o, actual.get((o.metric, float(o.percentile)))) for o in objectives]
+    missed = [o.label for o, value in pairs if value is not None and value > o.limit_ms]
+    notes = [note.text for result in read for note in result.notes]
+    seen = coverage(store, len(current), capabilities, notes)
+    models = figures.step_models(store)
+    engine_name = store.scalar("select mode(engine_name) from epochs where dataset = 0")
+    facts = {
+        int(key): Exemplar(trace, rid, ttft, e2e)
+        for trace, rid, ttft, e2e, key in store.fetchall(query("exemplars"))
+    }
+    store.close(keep=True)
+    run = run_rules(
+        rulebook, store.path, capabilities, engine_name=str(engine_name) if engine_name else None
+    )
+    ranked = rank(run.hits)
+    shown = {key: facts[key] for key in exemplar_keys(run.hits) if key in facts}
+    totals = {
+        name: (e.rise_ms if has_baseline and e.rise_ms > 0 else e.alone_ms)
+        for name, e in excess.items()
+    }
+    findings = to_findings(ranked, totals, shown, seen.engines, rfc3339)
+    situation = Situation(findings, excess, capabilities, latency, current, missed, seen.steps)
+    now = figures.throughput(columns, spans_s, "current")
+    then = figures.throughput(columns, spans_s, "baseline") if has_baseline else None
+    diagnosis = Diagnosis(
+        window=Interval(rfc3339(choice.current.start_ns), rfc3339(choice.current.end_ns)),
+        baseline=(
+            Interval(rfc3339(choice.rows[1].from_ns), rfc3339(choice.rows[1].to_ns))
+            if has_baseline
+            else None
+        ),
+        coverage=seen,
+        verdict=decide(situation),
+        latency=latency,
+        throughput=figures.with_baseline(now, then),
+        not_evaluated=run.not_evaluated,
+        findings=findings,
+        budget=budget_table(current, baseline, pairs),
+        checked=run.checked,
+        models=models,
+        baseline_origin=choice.baseline_origin,
+        utc_offset=format_offset(
+            datetime.fromtimestamp(choice.current.start_ns // 1_000_000_000, tz)
+        ),
+    )
+    problems: list[TokenlagError] = list(run.problems)
+    return diagnosis, problems
