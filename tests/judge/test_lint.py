@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from tokenlag.judge.lint import IMPERATIVES, Issue, lint_rules
 from tokenlag.judge.lint_sql import is_of, struct_fields
-from tokenlag.judge.rule import CAUSES
-from tokenlag.judge.rulebook import Rulebook, load_rules
+from tokenlag.judge.rule import CAPABILITIES, CAUSES, CONTRACT_COLUMNS, OPTIONAL_COLUMNS
+from tokenlag.judge.rulebook import KEYS, Rulebook, load_rules
 
 from tests.judge.rules import GOOD, GOOD_ID, GOOD_SQL, book, changed, parsed, with_sql
 
@@ -277,6 +279,24 @@ def test_families_of_types() -> None:
     assert is_of("DECIMAL(3,1)", "number")
     assert is_of("STRUCT(culprit VARCHAR, victims BIGINT, ms DOUBLE)[]", "blame")
     assert not is_of("STRUCT(culprit VARCHAR, ms DOUBLE)[]", "blame")
+
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "writing-a-rule.md"
+
+
+def test_the_guides_example_has_no_issue() -> None:
+    text = GUIDE.read_text(encoding="utf-8").partition("```toml\n")[2].partition("```")[0]
+    assert [str(issue) for issue in lint(text, path="my-rules/adapter-requests-wait.toml")] == []
+
+
+def test_the_guide_lists_every_word_column_and_key() -> None:
+    guide = GUIDE.read_text(encoding="utf-8")
+    for word, meaning in CAPABILITIES.items():
+        assert f"| `{word}` | {meaning} |" in guide
+    for name in CONTRACT_COLUMNS | OPTIONAL_COLUMNS:
+        assert f"`{name}`" in guide
+    for key in KEYS:
+        assert any(form in guide for form in (f"`{key}`", f"`[{key}]", f"`[[{key}]]`")), key
 
 
 def test_the_bundled_rules_have_no_issue() -> None:

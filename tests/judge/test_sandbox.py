@@ -371,6 +371,12 @@ def test_the_box_sorts_more_than_its_memory(store: Path, tmp_path: Path) -> None
         assert box.query(f"select count(*) from ({sql})", {}).rows == [(9000000,)]
 
 
+def test_the_stores_own_macros_may_be_called(tmp_path: Path) -> None:
+    with open_empty_box(tmp_path) as box:
+        assert "read_csv" not in box.table_functions()
+        assert box.query("select * from gap_quantiles('current', 0.5)", {}).rows == [(None,)]
+
+
 def test_only_named_parameters_are_bound(tmp_path: Path) -> None:
     with open_empty_box(tmp_path) as box:
         assert box.query("select $a + 1", {"a": 1, "b": 2}).rows == [(2,)]

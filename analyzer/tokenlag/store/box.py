@@ -27,7 +27,7 @@ import msgspec
 from tokenlag.errors import InputError, RuleError
 
 # Of the table functions only those that make rows out of their arguments.
-ALLOWED_TABLE_FUNCTIONS = frozenset({"generate_series", "range", "unnest"})
+ROW_MAKERS = frozenset({"generate_series", "range", "unnest"})
 _SCHEMA_FILES = ("schema.sql", "derived.sql")
 _QUERY_NODES = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
 # Functions that SQL calls without brackets, so that the tree shows them as columns.
@@ -76,6 +76,7 @@ class Box:
         self._connection = connection
         self._limits = limits
         self._tables: frozenset[str] | None = None
+        self._macros: frozenset[str] | None = None
         self._checked: dict[str, frozenset[str]] = {}
 
     def __enter__(self) -> Self:
@@ -100,6 +101,14 @@ class Box:
             rows = self._connection.execute(sql).fetchall()
             self._tables = frozenset(str(name) for (name,) in rows)
         return self._tables
+
+    def table_functions(self) -> frozenset[str]:
+        """The table functions that rules may call: row makers, and the store's own macros."""
+        if self._macros is None:
+            sql = "select function_name from duckdb_functions() where not internal"
+            rows = self._connection.execute(sql).fetchall()
+            self._macros = frozenset(str(name).lower() for (name,) in rows)
+        return ROW_MAKERS | self._macros
 
     def parameters(self, sql: str) -> frozenset[str]:
         """The `$names` of `sql`, which must be exactly one SELECT that only reads tables."""
@@ -130,11 +139,11 @@ class Box:
         refs = self.references(sql)
         if refs.forbidden:
             raise RuleError(f"contains {_list(refs.forbidden)}; a rule's SQL is exactly one SELECT")
-        strange = refs.table_functions - ALLOWED_TABLE_FUNCTIONS
+        strange = refs.table_functions - self.table_functions()
         if strange:
             raise RuleError(
                 f"calls the table function {_list(strange)}",
-                hint=f"rules read tables; allowed are {_list(ALLOWED_TABLE_FUNCTIONS)}",
+                hint=f"rules read tables; allowed are {_list(self.table_functions())}",
             )
         unknown = refs.tables - {table.lower() for table in self.tables()}
         if unknown:
