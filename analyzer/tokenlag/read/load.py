@@ -22,7 +22,7 @@ from tokenlag.read.spans import CORE_SCHEMA
 from tokenlag.read.vocabulary import RESOURCE_PREFIX, Vocabulary
 from tokenlag.store.connection import Store, sql_identifier, sql_string_list
 
-Progress = Callable[[str, int, int], None]
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
 def vocabulary() -> Vocabulary:
@@ -36,7 +36,7 @@ def vocabulary() -> Vocabulary:
 
 def load_traces(
     store: Store,
-    paths: Sequence[Path],
+    paths: Sequence[str | Path],
     *,
     dataset: int = 0,
     work_dir: Path,
@@ -53,7 +53,7 @@ def load_traces(
         dataset: 0 for the traces under diagnosis, 1 for the baseline's.
         work_dir: an existing folder for Parquet files; they stay until the caller removes it.
         n_workers: processes that parse; by the machine if None.
-        progress: called by the reader as it goes.
+        progress: called with the bytes read and the bytes in all.
 
     Returns:
         What was read: files, counts, notes, problems.
@@ -64,6 +64,17 @@ def load_traces(
     out_dir = work_dir / f"spans-{dataset}"
     out_dir.mkdir(parents=True, exist_ok=True)
     result = read_spans(paths, out_dir, vocabulary(), n_workers=n_workers, progress=progress)
+    notes = result.notes
+    store.insert(
+        "read_notes",
+        {
+            "dataset": [dataset] * len(notes),
+            "kind": [note.kind for note in notes],
+            "place": [note.place for note in notes],
+            "n": [note.n for note in notes],
+            "text": [note.text for note in notes],
+        },
+    )
     load_spans(store, result.span_files, result.event_files, dataset=dataset)
     return result
 

@@ -48,6 +48,10 @@ class _Carrier:
         self.unknown_since: int | None = None
         self.n_mismatches = 0
 
+    @property
+    def is_known(self) -> bool:
+        return self.unknown_since is None
+
     def close(self, members: Sequence[int], last_step: int) -> None:
         for member in members:
             first_step = self.open.pop(member)
@@ -109,7 +113,7 @@ def decode_memberships(
     steps: list[int] = step_index.tolist()
     counts: list[int] = decode_count.tolist()
     lists = {position: k for k, position in enumerate(list_position.tolist())}
-    carrier.unknown_since = steps[0]
+    carrier.lose(steps[0] - 1, steps[0])
     for i in _telling_positions(step_index, decode_count, list_position):
         step, before = steps[i], steps[i - 1] if i else steps[i] - 1
         if step != before + 1:
@@ -123,7 +127,7 @@ def decode_memberships(
             if full is not None:
                 carrier.replace(full, step, before)
                 is_consistent = True
-            elif carrier.unknown_since is not None:
+            elif not carrier.is_known:
                 continue
             elif k is None:
                 is_consistent = True  # the count is compared below
