@@ -227,6 +227,13 @@ def test_a_name_that_is_missing_is_told_with_those_there_are() -> None:
         render("{y:.1f}", {"y": "text"})
 
 
+def test_a_duration_is_said_as_people_do() -> None:
+    shown = render("{a:duration}, {b:duration}, {c:duration|-}", {"a": 12.5, "b": 2400, "c": None})
+    assert shown == "12.5 ms, 2.4 s, -"
+    with pytest.raises(TemplateError, match="cannot show 'text'"):
+        render("{y:duration}", {"y": "text"})
+
+
 def test_engines_are_known_by_any_spelling() -> None:
     assert canonical_engine("TensorRT_LLM") == "tensorrt-llm"
     assert canonical_engine("text-generation-inference") == "tgi"
