@@ -359,9 +359,13 @@ def test_a_reader_that_leaves_is_no_error() -> None:
 class TestDemo:
     @pytest.fixture(autouse=True)
     def _fake_writer(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def write_demo(folder: Path, *, healthy: bool, end_ns: int) -> None:
-            name = "healthy" if healthy else "fault"
-            (folder / f"{name}.jsonl").write_text(str(end_ns))
+        def write_demo(folder: Path, *, healthy: bool, end_ns: int) -> Any:
+            path = folder / ("healthy.jsonl" if healthy else "fault.jsonl")
+            path.write_text(str(end_ns))
+            change_ns = None if healthy else end_ns - 600_000_000_000
+            return types.SimpleNamespace(
+                path=path, n_requests=1234, n_spans=5678, change_ns=change_ns
+            )
 
         module = types.ModuleType("tokenlag.simulate.demo")
         module.write_demo = write_demo  # type: ignore[attr-defined]
@@ -373,6 +377,7 @@ class TestDemo:
         monkeypatch.chdir(tmp_path)
         status, out, _ = run("demo")
         assert status == 0
+        assert "1,234 requests, 5,678 spans, the fault begins at 2" in out
         assert out.endswith("\n  diagnose traces/ --since 1h\n")
         assert (tmp_path / "traces" / "fault.jsonl").is_file()
 

@@ -31,7 +31,7 @@ from tokenlag.report.console import (
     write_file,
     write_out,
 )
-from tokenlag.window import EmptyWindowError, LocalZone
+from tokenlag.window import NS_PER_S, EmptyWindowError, LocalZone, format_time
 
 if TYPE_CHECKING:
     from tokenlag.pipeline import Request
@@ -256,12 +256,20 @@ def demo(
 
     try:
         before = _clear_demo(folder)
-        write_demo(folder, healthy=healthy, end_ns=time.time_ns())
+        info = write_demo(folder, healthy=healthy, end_ns=time.time_ns())
         made = sorted(file.name for file in folder.iterdir() if file.name not in before)
         (folder / _DEMO_MARK).write_text("\n".join(made) + "\n", encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write: {error.strerror}", place=str(folder)) from None
-    write_out(f"Next:\n  {shlex.join(['diagnose', _as_path(folder), '--since', '1h'])}\n")
+    fault = "no fault"
+    if info.change_ns is not None:
+        fault = (
+            f"the fault begins at {format_time(info.change_ns // NS_PER_S * NS_PER_S, LocalZone())}"
+        )
+    write_out(
+        f"{info.path}: {info.n_requests:,} requests, {info.n_spans:,} spans, {fault}\n"
+        f"Next:\n  {shlex.join(['diagnose', _as_path(folder), '--since', '1h'])}\n"
+    )
     return 0
 
 

@@ -21,7 +21,7 @@ def render_markdown(diagnosis: Diagnosis, *, verbosity: int = 0) -> str:
         about = tables.about_window(diagnosis)
         if (bound := tables.bound(diagnosis)) is not None:
             about.insert(0, ("bound", bound))
-        blocks.append("\n".join(f"- {label or 'rates'}: {_escape(text)}" for label, text in about))
+        blocks.append("\n".join(f"- {label}: {_escape(text)}" for label, text in about))
         if diagnosis.latency:
             blocks.append(_table(tables.latency_rows(diagnosis, every=is_verbose)))
         if diagnosis.budget is not None:

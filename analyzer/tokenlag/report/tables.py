@@ -34,6 +34,8 @@ _RATES: Final = {
     "prompt_tokens_per_s": "prompt tokens/s",
     "output_tokens_per_s": "output tokens/s",
     "per_stream_tokens_per_s": "tokens/s in a stream",
+}
+_LENGTHS: Final = {
     "input_tokens_p50": "prompt tokens p50",
     "output_tokens_p50": "output tokens p50",
 }
@@ -116,14 +118,15 @@ def about_window(diagnosis: Diagnosis) -> list[tuple[str, str]]:
         origin = f": {fmt.clean(diagnosis.baseline_origin)}" if diagnosis.baseline_origin else ""
         rows.append(("baseline", fmt.interval(diagnosis.baseline, diagnosis.utc_offset) + origin))
     rows.append(("traffic", f"{size}, engines {engines}" if engines else size))
-    if rates := _rates(diagnosis):
-        rows.append(("", rates))
+    for label, names in (("rates", _RATES), ("lengths", _LENGTHS)):
+        if text := _throughput(diagnosis, names):
+            rows.append((label, text))
     return rows
 
 
-def _rates(diagnosis: Diagnosis) -> str:
+def _throughput(diagnosis: Diagnosis, names: dict[str, str]) -> str:
     shown = []
-    for field_name, name in _RATES.items():
+    for field_name, name in names.items():
         value = getattr(diagnosis.throughput, field_name)
         was = getattr(diagnosis.throughput.baseline, field_name, None)
         if value is not None:
@@ -284,7 +287,7 @@ def facts(finding: Finding, *, every: bool) -> str:
 
 
 def _pair(key: str, value: Scalar) -> str:
-    name, unit = key, ""
+    name, unit = key, "frac" if key.endswith("_share") else ""
     for suffix in ("ms", "ns", "frac"):
         if key.endswith(f"_{suffix}"):
             name, unit = key.removesuffix(f"_{suffix}"), suffix
@@ -315,8 +318,6 @@ def remedy_lines(remedy: Remedy) -> list[str]:
     if remedy.setting:
         engine = f"{fmt.clean(remedy.engine)}: " if remedy.engine else ""
         what += f": {engine}{fmt.clean(remedy.setting)}"
-    elif remedy.engine:
-        what += f" ({fmt.clean(remedy.engine)})"
     lines = [what]
     if remedy.expected:
         pairs = [_pair(key, value) for key, value in remedy.expected.items()]
