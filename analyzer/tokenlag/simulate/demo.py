@@ -53,7 +53,7 @@ def write_demo(out_dir: Path, *, healthy: bool, end_ns: int) -> DemoInfo:
     n_spans = write_traces(done, path, end_ns=end_ns)
     n_requests = sum(request.done_s is not None for request in done.requests)
     change_s = done.truth.change_s
-    run_ns = round(done.end_s * 1e9)
+    run_ns = round(done.last_instant_s * 1e9)
     return DemoInfo(
         path=path,
         n_requests=n_requests,

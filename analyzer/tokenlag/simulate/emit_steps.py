@@ -88,7 +88,9 @@ class StepEmitter:
             body = self._step_text(step, members if is_full else None, n_dropped)
             text = self._step_span_text(epoch_ns, start_ns, end_ns, f"{head},{body}")
             yield end_ns, number, text
-        end_ns = time.ns(self._run.end_s if number == len(self._run.epochs) - 1 else log.end_s)
+        end_ns = time.ns(
+            self._run.last_instant_s if number == len(self._run.epochs) - 1 else log.end_s
+        )
         yield from self._heartbeats(
             number, head, epoch_ns, len(log.steps) - 1, previous_end_ns, end_ns
         )

@@ -43,6 +43,15 @@ class Run:
         return self.variant.truth
 
     @property
+    def last_instant_s(self) -> float:
+        """When the last span ends: the client hears of a last token a little after it came out."""
+        edge = self.variant.edge
+        after_s = (edge.delivery_ms + edge.network_ms) / 1e3
+        ends = [request.done_s for request in self.requests if request.done_s is not None]
+        steps_end_s = max((epoch.end_s for epoch in self.epochs), default=0.0)
+        return max(steps_end_s, max(ends, default=0.0) + after_s)
+
+    @property
     def n_steps(self) -> int:
         """Number of engine steps."""
         return sum(len(epoch.steps) for epoch in self.epochs)

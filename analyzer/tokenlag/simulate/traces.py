@@ -88,7 +88,7 @@ def write_traces(
     if form not in FORMS:
         raise InputError(f"no form {form!r}", hint=f"one of {', '.join(FORMS)}")
     timeline = Timeline(
-        run_end_s=_last_instant_s(run),
+        run_end_s=run.last_instant_s,
         end_ns=DEFAULT_END_NS if end_ns is None else end_ns,
         client_skew_ns=round(damage.client_skew_ms * 1e6),
     )
@@ -111,11 +111,3 @@ def write_traces(
         chance = random.Random(f"duplicates {run.seed}")
         spans += [span for span in spans if chance.random() < damage.duplicate_frac]
     return write_lines(Path(path), spans, resources, scope)
-
-
-def _last_instant_s(run: Run) -> float:
-    """Return when the last span ends: the client hears of the last token a little later."""
-    edge = run.variant.edge
-    after_s = (edge.delivery_ms + edge.network_ms) / 1e3
-    ends = [request.done_s for request in run.requests if request.done_s is not None]
-    return max(run.end_s, max(ends, default=0.0) + after_s)
