@@ -158,7 +158,7 @@ def blame_queue(
     behind, who, best = np.zeros(n), np.full(n, -1, dtype=np.int64), np.zeros(n)
     rows: list[tuple[int, float, int, float, float]] = []
     if n and len(chunks.handle):
-        tokens = _tokens_by_handle(chunks)
+        tokens = prompt_lengths(chunks)
         floor = LONGER_THAN_VICTIM * max(float(np.min(waits.n_tokens)), 1.0)
         for culprit in sorted(
             (h for h, t in tokens.items() if t >= floor), key=lambda h: -tokens[h]
@@ -187,10 +187,17 @@ def blame_queue(
     )
 
 
-def _tokens_by_handle(chunks: Chunks) -> dict[int, int]:
+def prompt_lengths(chunks: Chunks) -> dict[int, int]:
+    """How long each prompt is: the stretch of positions that its chunks cover.
+
+    Not what was computed of it: a prompt that is thrown out and prefilled again is no longer.
+    """
     handles, inverse = np.unique(chunks.handle, return_inverse=True)
-    totals = np.bincount(inverse, weights=chunks.n_tokens)
-    return {int(h): int(t) for h, t in zip(handles, totals, strict=True)}
+    until = np.zeros(len(handles), dtype=np.int64)
+    since = np.full(len(handles), np.iinfo(np.int64).max)
+    np.maximum.at(until, inverse, chunks.n_context + chunks.n_tokens)
+    np.minimum.at(since, inverse, chunks.n_context)
+    return {int(h): int(t) for h, t in zip(handles, until - since, strict=True)}
 
 
 def _behind(

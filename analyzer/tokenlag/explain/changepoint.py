@@ -22,8 +22,10 @@ MAX_P = 0.01
 SEED = 20_261_129
 
 
-def find_step(values: Floats) -> int | None:
-    """Index of the first value of the new regime, or None.
+def find_rise(values: Floats) -> int | None:
+    """Index of the first value of a new, higher regime, or None.
+
+    Only rises: what asks for less work makes nothing slower.
 
     Args:
         values: positive, in time order; NaN and non-positive ones must be left out before.
@@ -32,7 +34,7 @@ def find_step(values: Floats) -> int | None:
         return None
     logs = np.log(values)
     at, height = _best_split(logs)
-    if abs(height) < np.log(MIN_RATIO):
+    if height < np.log(MIN_RATIO):
         return None
     before, after = logs[:at], logs[at:]
     if max(_trend(before), _trend(after)) > MAX_TREND_OF_JUMP * abs(height):

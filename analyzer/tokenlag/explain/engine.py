@@ -13,6 +13,7 @@ from tokenlag.explain.sql import query
 from tokenlag.store.connection import Store
 
 MAX_CULPRITS_WITH_VICTIMS = 20
+MAX_CULPRITS_WITH_MEDIAN = 1000
 MAX_VICTIMS = 50
 
 
@@ -311,14 +312,16 @@ def _write_stream_blame(
     culprits = blame.blame_streams(epoch.steps, epoch.chunks, found, known, share)
     guilty = np.flatnonzero(culprits.effect_ms > 0)
     worst = guilty[np.argsort(-culprits.effect_ms[guilty])]
+    tokens = epoch.handles.n_new[np.maximum(epoch.handles.at(found.alive_handle), 0)]
+    tokens[epoch.handles.at(found.alive_handle) < 0] = np.nan
     median = np.full(len(culprits.handle), np.nan)
-    for rank, c in enumerate(worst[: MAX_CULPRITS_WITH_VICTIMS * 5].tolist()):
+    for c in worst[:MAX_CULPRITS_WITH_MEDIAN].tolist():
+        hit = (found.alive_first < culprits.last[c]) & (found.alive_last >= culprits.first[c])
+        beside = tokens[hit & (found.alive_handle != culprits.handle[c]) & np.isfinite(tokens)]
+        median[c] = float(np.median(beside)) if len(beside) else np.nan
+    for c in worst[:MAX_CULPRITS_WITH_VICTIMS].tolist():
         victims, ms = blame.victims_of(int(culprits.handle[c]), epoch.chunks, found, known, share)
-        tokens = epoch.handles.n_new[epoch.handles.at(victims)][epoch.handles.at(victims) >= 0]
-        tokens = tokens[np.isfinite(tokens)]
-        median[c] = float(np.median(tokens)) if len(tokens) else np.nan
-        if rank < MAX_CULPRITS_WITH_VICTIMS:
-            _write_victims(store, epoch, "stream", culprits, c, victims, ms)
+        _write_victims(store, epoch, "stream", culprits, c, victims, ms)
     mixed = culprits.n_mixed_steps * 2 >= culprits.n_steps
     _insert_blame(
         store, epoch, "stream", culprits.handle[guilty], culprits.n_tokens[guilty],
@@ -390,6 +393,7 @@ def _insert_blame(
         [epoch.handles.tenant[r] if r >= 0 else None for r in rows.tolist()], dtype=object
     )
     inside = window != None  # noqa: E711
+    lengths = blame.prompt_lengths(epoch.chunks)
     store.insert(
         "blame",
         {
@@ -405,6 +409,7 @@ def _insert_blame(
             "culprit_id": _names(epoch, handle)[inside],
             "culprit_tenant": tenant[inside],
             "n_tokens": n_tokens[inside],
+            "n_prompt": np.array([lengths.get(h, 0) for h in handle[inside].tolist()]),
             "n_victims": n_victims[inside],
             "effect_ms": effect_ms[inside],
             "hold_ms": hold[inside],

@@ -41,7 +41,7 @@ def find_change(store: Store, window: WindowRow) -> int | None:
     for name in ("n_new", "n_output"):
         values = series.floats(name)
         known = np.isfinite(values) & (values > 0)
-        at = changepoint.find_step(values[known])
+        at = changepoint.find_rise(values[known])
         if at is not None:
             return int(arrival[known][at])
     return None

@@ -16,7 +16,7 @@ SEEN = (
 def coverage(store: Store, n_requests: int, capabilities: set[str], notes: list[str]) -> Coverage:
     """The coverage of the current window; `notes` are lines that reading produced."""
     n_steps = store.scalar("select count(*) from step_costs where window_name = 'current'")
-    found = store.fetchall("select text from quality order by kind, place")
+    found = store.fetchall("select text from quality where dataset = 0 order by kind, place")
     return Coverage(
         requests=n_requests,
         steps=int(n_steps or 0),

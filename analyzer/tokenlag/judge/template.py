@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tokenlag.judge.diagnosis import Scalar
 
@@ -19,6 +19,7 @@ _FIELD = re.compile(
     r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::(?P<spec>[^|{}]*))?(?:\|(?P<default>[^{}]*))?"
 )
 _SPEC = re.compile(r"[<>=^]?[+\- ]?#?0?\d*,?(?:\.\d+)?[bcdeEfFgGnosxX%]?")
+DURATION: Final = "duration"
 _TOKEN = re.compile(r"\{\{|\}\}|\{[^{}]*\}|[{}]|[^{}]+")
 
 
@@ -93,7 +94,7 @@ def _placeholder(token: str) -> Placeholder:
     if match is None:
         raise TemplateError(f"{token} is not {{name}}, {{name:format}} or {{name|default}}")
     spec, default = match["spec"] or "", match["default"]
-    if not _SPEC.fullmatch(spec):
+    if spec != DURATION and not _SPEC.fullmatch(spec):
         raise TemplateError(f"{token} has the format {spec!r}, which no number takes")
     if default is not None and re.search(r":[\d.,]*[dfgeE%]$", default):
         raise TemplateError(f"{token}: the format comes before the default: {{name:.1f|default}}")
@@ -101,6 +102,10 @@ def _placeholder(token: str) -> Placeholder:
 
 
 def _show(part: Placeholder, value: str | int | float | bool) -> str:
+    if part.spec == DURATION:
+        if isinstance(value, str | bool):
+            raise TemplateError(f"{{{part.name}:{part.spec}}} cannot show {value!r}")
+        return duration(value)
     if part.spec:
         try:
             return format(value, part.spec)
@@ -112,6 +117,16 @@ def _show(part: Placeholder, value: str | int | float | bool) -> str:
     if isinstance(value, float):
         return plain_number(value)
     return str(value)
+
+
+def duration(ms: float) -> str:
+    """Milliseconds for people: `85 ms`, `2.4 s`, `3.5 min`."""
+    size = abs(ms)
+    if size < 1000:
+        return f"{plain_number(round(ms, 1) if size < 100 else round(ms))} ms"
+    if size < 120_000:
+        return f"{ms / 1000:.1f} s"
+    return f"{ms / 60_000:.1f} min"
 
 
 def plain_number(value: float) -> str:

@@ -123,7 +123,8 @@ create table blame (
     culprit_seq_key  integer,
     culprit_id       varchar not null,   -- request id, or the handle
     culprit_tenant   varchar,
-    n_tokens         bigint not null,    -- prompt tokens it computed in the window
+    n_tokens         bigint not null,    -- prompt tokens computed for it, repetitions included
+    n_prompt         bigint not null,    -- how long it is: the stretch of positions that its chunks cover
     n_victims        bigint not null,
     effect_ms        double not null,    -- summed over victims
     hold_ms          double not null,    -- what one victim that sat through all of it lost
