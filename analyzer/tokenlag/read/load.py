@@ -101,6 +101,7 @@ def load_spans(
     store.run_script(PACKAGE, "tile.sql", names)
     store.run_script(PACKAGE, "finish.sql", names)
     store.run_script("tokenlag.store", "quality.sql", names)
+    _drop_staging(store)
 
 
 def _make_views(store: Store, span_files: Sequence[Path], event_files: Sequence[Path]) -> None:
@@ -138,6 +139,16 @@ def _set_duplicates_aside(store: Store) -> None:
             "(select (filename, file_row_number) from duplicate_rows)"
         )
     store.execute(f"create or replace temp view spans as select * from raw_spans{condition}")
+
+
+def _drop_staging(store: Store) -> None:
+    """Give the memory back: staging is larger than what became of it."""
+    for kind, catalog in (("view", "duckdb_views()"), ("table", "duckdb_tables()")):
+        found = store.fetchall(
+            f"select {kind}_name from {catalog} where temporary and not internal"
+        )
+        for (name,) in found:
+            store.execute(f"drop {kind} temp.{sql_identifier(name)}")
 
 
 def _carry_memberships(store: Store) -> None:
