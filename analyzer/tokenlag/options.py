@@ -33,6 +33,7 @@ class OutputFormat(StrEnum):
     TEXT = "text"
     JSON = "json"
     MD = "md"
+    HTML = "html"
 
 
 class Dimension(StrEnum):

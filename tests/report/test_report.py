@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
+from html.parser import HTMLParser
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
@@ -38,6 +40,52 @@ def test_text_for_a_narrow_ascii_terminal(snapshot: SnapshotAssertion) -> None:
 @pytest.mark.parametrize("name", ["problem", "inconclusive"])
 def test_markdown(name: str, snapshot: SnapshotAssertion) -> None:
     assert render(ENDINGS[name], "md") == snapshot
+
+
+class Tags(HTMLParser):
+    """Fails on a tag that is closed out of order; keeps what would fetch or run something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.active: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+        if tag in ("script", "link", "img", "iframe") or {"src", "href"} & {k for k, _ in attrs}:
+            self.active.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.mark.parametrize("verbosity", [-1, 0, 1])
+@pytest.mark.parametrize("name", ENDINGS)
+def test_html_is_whole_and_needs_nothing_else(name: str, verbosity: int) -> None:
+    page = Tags()
+    text = render(ENDINGS[name], "html", verbosity=verbosity)
+    page.feed(text)
+    page.close()
+    assert page.open == []
+    assert page.active == []
+    assert ENDINGS[name].verdict.summary in text
+
+
+@pytest.mark.parametrize("form", ["md", "html"])
+def test_every_form_holds_what_the_text_says(form: str) -> None:
+    text = html.unescape(render(ENDINGS["problem"], form, verbosity=1))  # type: ignore[arg-type]
+    for words in (
+        "2.14 s",
+        "--max-num-seqs 256",
+        "+ 0.1 ms a step",
+        "req-4 → 10 requests held up",
+        "prefill-runs-slow",
+        "needs network: network-before-server, gateway-adds-wait",
+        "1,234 mixed steps",
+        "2026-07-26 14:00:00 – 15:00:00 +02:00",
+    ):
+        assert words in text, words
 
 
 @pytest.mark.parametrize("name", ENDINGS)
@@ -94,6 +142,9 @@ def test_no_name_of_a_trace_can_steer_the_terminal_or_format_the_ticket(form: st
     if form == "text":
         assert "\u202e" not in text
         assert "[bold]x[/]" in text
+    if form == "html":
+        assert "&lt;script&gt;" in text
+        assert "<script" not in text
     if form == "md":
         assert "\\<script\\>" in text
 

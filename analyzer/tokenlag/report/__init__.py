@@ -1,4 +1,4 @@
-"""A diagnosis → text, JSON or Markdown. Pure functions; nothing here reads or computes."""
+"""A diagnosis → text, JSON, Markdown or HTML. Pure functions; nothing here reads or computes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Final, Literal
 
 from tokenlag.judge.diagnosis import Diagnosis, to_json
 
-Format = Literal["text", "json", "md"]
-FORMATS: Final[tuple[Format, ...]] = ("text", "json", "md")
+Format = Literal["text", "json", "md", "html"]
+FORMATS: Final[tuple[Format, ...]] = ("text", "json", "md", "html")
 
 
 def render(
@@ -29,6 +29,10 @@ def render(
         from tokenlag.report.markdown import render_markdown
 
         return render_markdown(diagnosis, verbosity=verbosity)
+    if form == "html":
+        from tokenlag.report.html import render_html
+
+        return render_html(diagnosis, verbosity=verbosity)
     from tokenlag.report.text import render_text
 
     return render_text(

@@ -28,7 +28,7 @@ MAX_FACTS: Final = 8
 MAX_MODELS: Final = 4
 MAIN_METRICS: Final = ("ttft", "tpot", "itl", "e2e")
 OVER: Final = "<-- over budget"
-ABOVE_ALONE: Final = "<-- most above its cost alone"
+ABOVE_ALONE: Final = "<-- most above alone"
 _RATES: Final = {
     "requests_per_s": "requests/s",
     "prompt_tokens_per_s": "prompt tokens/s",
@@ -185,7 +185,7 @@ def budget_rows(budget: Budget) -> Rows:
         is_over = line.line == budget.over_line or line.is_over
         share = fmt.percent(line.ms / total) if line.ms is not None and total else ""
         detail = fmt.clean(line.detail) if line.detail else ""
-        mark = " ".join(filter(None, [over if is_over else "", detail]))
+        mark = "  ".join(filter(None, [over if is_over else "", detail]))
         if is_over:
             rows.marked.add(len(rows.body))
         others = (fmt.milliseconds(line.baseline_ms), fmt.milliseconds(line.alone_ms))
