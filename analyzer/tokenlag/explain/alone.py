@@ -15,7 +15,8 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 FAST_QUANTILE = 0.2
-MIN_REQUESTS = 20
+MIN_REQUESTS = 3
+MIN_REQUESTS_FOR_LINE = 20
 N_BINS = 12
 
 
@@ -44,8 +45,10 @@ def fast_share(n_new: Floats, prefill_ms: Floats, tpot_ms: Floats) -> FastShare:
     """
     known = np.isfinite(n_new) & np.isfinite(prefill_ms) & (n_new > 0)
     base, slope = np.nan, np.nan
-    if known.sum() >= MIN_REQUESTS:
+    if known.sum() >= MIN_REQUESTS_FOR_LINE:
         base, slope = _edge(n_new[known], prefill_ms[known])
+    elif known.sum() >= MIN_REQUESTS:
+        base, slope = 0.0, float(np.quantile(prefill_ms[known] / n_new[known], FAST_QUANTILE))
     tpot = tpot_ms[np.isfinite(tpot_ms)]
     itl = float(np.quantile(tpot, FAST_QUANTILE)) if len(tpot) >= MIN_REQUESTS else np.nan
     return FastShare(base, slope, itl)

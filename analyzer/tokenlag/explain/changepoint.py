@@ -14,6 +14,9 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 MIN_SIDE = 25
+MIN_BINS_A_SIDE = 8
+REQUESTS_A_BIN = 15
+MAX_BINS = 60
 MIN_RATIO = 1.5
 MAX_TREND_OF_JUMP = 0.34
 BLOCK = 8
@@ -22,40 +25,60 @@ MAX_P = 0.01
 SEED = 20_261_129
 
 
-def find_rise(values: Floats) -> int | None:
+def find_more_arrivals(arrival_ns: Ints) -> int | None:
+    """Time at which arrivals become denser for good, or None.
+
+    Counts in equal bins of time (at least about `REQUESTS_A_BIN` each, so that chance does not
+    make a step) are searched as any other series.
+
+    Args:
+        arrival_ns: sorted.
+    """
+    n_bins = min(MAX_BINS, len(arrival_ns) // REQUESTS_A_BIN)
+    if n_bins < 2 * MIN_BINS_A_SIDE:
+        return None
+    edges = np.linspace(arrival_ns[0], arrival_ns[-1], n_bins + 1)
+    counts = np.histogram(arrival_ns, edges)[0]
+    at = find_rise(np.maximum(counts, 0.5), MIN_BINS_A_SIDE)
+    return None if at is None else int(edges[at])
+
+
+def find_rise(values: Floats, min_side: int = MIN_SIDE) -> int | None:
     """Index of the first value of a new, higher regime, or None.
 
     Only rises: what asks for less work makes nothing slower.
 
     Args:
         values: positive, in time order; NaN and non-positive ones must be left out before.
+        min_side: how many values each regime must have.
     """
-    if len(values) < 2 * MIN_SIDE:
+    if len(values) < 2 * min_side:
         return None
     logs = np.log(values)
-    at, height = _best_split(logs)
+    at, height = _best_split(logs, min_side)
     if height < np.log(MIN_RATIO):
         return None
     before, after = logs[:at], logs[at:]
     if max(_trend(before), _trend(after)) > MAX_TREND_OF_JUMP * abs(height):
         return None
     rng = np.random.default_rng(SEED)
-    blocks = np.array_split(logs, max(2, len(logs) // BLOCK))
+    block = min(BLOCK, max(1, len(logs) // 16))
+    blocks = np.array_split(logs, max(2, len(logs) // block))
     larger = 0
     for _ in range(N_PERMUTATIONS):
         shuffled = np.concatenate([blocks[i] for i in rng.permutation(len(blocks))])
-        larger += abs(_best_split(shuffled)[1]) >= abs(height)
+        larger += abs(_best_split(shuffled, min_side)[1]) >= abs(height)
     return at if (larger + 1) / (N_PERMUTATIONS + 1) <= MAX_P else None
 
 
-def _best_split(logs: Floats) -> tuple[int, float]:
+def _best_split(logs: Floats, min_side: int) -> tuple[int, float]:
     """The split with the largest weighted difference of means, and that difference."""
     n = len(logs)
     left = np.arange(1, n)
     sums = np.cumsum(logs)[:-1]
     difference = (logs.sum() - sums) / (n - left) - sums / left
     score = np.abs(difference) * np.sqrt(left * (n - left)) / n
-    score[(left < MIN_SIDE) | (n - left < MIN_SIDE)] = 0.0
+    score[(left < min_side) | (n - left < min_side)] = 0.0
     best = int(np.argmax(score))
     return int(left[best]), float(difference[best])
 

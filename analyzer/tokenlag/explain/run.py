@@ -30,7 +30,7 @@ class WindowRow:
 def find_change(store: Store, window: WindowRow) -> int | None:
     """Arrival time of the first request of a new make-up within the window, or None.
 
-    For use where there is no baseline: prompt tokens to compute, then output tokens.
+    For use where there is no baseline: prompt tokens to compute, output tokens, arrivals.
     """
     store.execute("delete from windows")
     store.execute("delete from request_facts")
@@ -44,7 +44,7 @@ def find_change(store: Store, window: WindowRow) -> int | None:
         at = changepoint.find_rise(values[known])
         if at is not None:
             return int(arrival[known][at])
-    return None
+    return changepoint.find_more_arrivals(arrival)
 
 
 def prepare(store: Store) -> None:
