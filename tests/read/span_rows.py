@@ -10,7 +10,6 @@ from typing import Any
 
 import polars as pl
 import pytest
-
 from tokenlag.read import load
 from tokenlag.read.spans import event_schema, span_schema
 from tokenlag.read.vocabulary import RESOURCE_PREFIX
@@ -95,7 +94,7 @@ def read_otlp(path: Path) -> tuple[list[Row], list[Row]]:
     vocabulary = load.vocabulary()
     rows: list[Row] = []
     events: list[Row] = []
-    for line in gzip.open(path, "rt", encoding="utf-8"):
+    for line in gzip.decompress(path.read_bytes()).splitlines():
         for resource in json.loads(line).get("resourceSpans", []):
             owner = {
                 RESOURCE_PREFIX + key: value

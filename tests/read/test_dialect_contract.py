@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.read.span_rows import MS, T0, Row, load_rows, span
 from tokenlag.store.connection import Store
 from tokenlag_tracer import conventions as c
+
+from tests.read.span_rows import MS, T0, Row, load_rows, span
 
 EPOCH = T0 - 60_000 * MS
 ENGINE = {c.SERVICE_INSTANCE_ID: "e0", c.ENGINE_NAME: "vllm", c.CONFIG_HASH: "cafe"}
@@ -213,7 +213,8 @@ def test_network_hangs_where_it_likes(load: Load) -> None:
 def test_an_engine_alone_is_a_request_only_if_no_front_end_is_traced(load: Load) -> None:
     alone = request("ghost", 100, trace="b" * 32, client=False, front=False, index=1)
     store = load(alone)
-    assert one(store, "select request_id, e2e_ms, e2e_origin, ttft_ms, ttft_origin from requests") == (
+    assert one(store, "select request_id, e2e_ms, e2e_origin, ttft_ms, ttft_origin "
+               "from requests") == (
         "ghost", 70, "derived", 30, "derived",
     )  # fmt: skip
     assert [kind for kind, *_ in phases(store)] == ["queue", "prefill", "decode"]
@@ -230,12 +231,11 @@ def test_engine_work_without_a_request_stays_a_sequence(load: Load) -> None:
 
 def test_a_lost_request_span_with_a_front_end_in_its_trace(load: Load) -> None:
     lost = [
-        row
-        for row in request("r1", 200, trace="b" * 32, index=1)
-        if row["name"] != c.SPAN_REQUEST
+        row for row in request("r1", 200, trace="b" * 32, index=1) if row["name"] != c.SPAN_REQUEST
     ]
     store = load([*request(), *lost])
-    assert one(store, "select is_open, e2e_ms, e2e_origin from requests where request_id = 'r1'") == (
+    assert one(store, "select is_open, e2e_ms, e2e_origin from requests "
+               "where request_id = 'r1'") == (
         False, 73, "derived",
     )  # fmt: skip
     assert [kind for kind, *_ in phases(store, 1)] == [
@@ -253,9 +253,7 @@ def test_phases_whose_spans_above_have_not_ended_are_an_open_request(load: Load)
     store = load([*request(), *running])
     assert one(
         store,
-        "select is_open, end_ns, e2e_ms, (arrival_ns - ?) / 1e6 from requests where is_open".replace(
-            "?", str(T0)
-        ),
+        f"select is_open, end_ns, e2e_ms, (arrival_ns - {T0}) / 1e6 from requests where is_open",
     ) == (True, None, None, 202)
     assert [kind for kind, *_ in phases(store, 1)] == ["frontend", "queue", "prefill"]
     assert one(store, "select n from quality where kind = 'open'") == 1
@@ -348,7 +346,8 @@ def test_a_preempted_request_waits_and_prefills_again(load: Load) -> None:
     assert [kind for kind, *_ in phases(store)] == [
         "frontend", "queue", "prefill", "decode", "requeue", "prefill", "decode", "delivery",
     ]  # fmt: skip
-    assert one(store, "select n_preemptions, n_computed, prefilled_ns - arrival_ns from requests") == (
+    assert one(store, "select n_preemptions, n_computed, prefilled_ns - arrival_ns "
+               "from requests") == (
         1, 162, 33 * MS,
     )  # fmt: skip
     assert one(store, "select ttft_ms from requests") == 33
@@ -381,7 +380,9 @@ def test_nested_and_late_frontend_stages_are_clipped(load: Load) -> None:
 def test_delivery_as_told_and_what_nothing_covers(load: Load) -> None:
     rows = [row for row in request(client=False) if row["name"] != c.SPAN_QUEUE]
     rows.append(
-        span(c.SPAN_NETWORK, 75, 79, parent="aaaar0-r", DIRECTION="out", CLOCK="same", resource=FRONT)
+        span(
+            c.SPAN_NETWORK, 75, 79, parent="aaaar0-r", DIRECTION="out", CLOCK="same", resource=FRONT
+        )
     )
     store = load(rows)
     assert phases(store) == [
@@ -471,7 +472,9 @@ def test_cadence_of_steps_two_deep(load: Load) -> None:
 
 
 def test_heartbeats_are_not_steps(load: Load) -> None:
-    store = load([step(7, 0, 10, count=0), step(7, 5000, 5000), step(7, 9000, 9000), step(8, 9500, 9510)])
+    store = load(
+        [step(7, 0, 10, count=0), step(7, 5000, 5000), step(7, 9000, 9000), step(8, 9500, 9510)]
+    )
     assert steps(store, "step_index, is_after_hole") == [(7, False), (8, False)]
     assert store.fetchall("select * from quality") == []
 
@@ -524,15 +527,18 @@ def test_an_index_that_falls_back_is_a_restart_where_the_epoch_is_absent(load: L
         )  # fmt: skip
     store = load(rows)
     assert store.fetchall(
-        "select m.epoch_key, r.request_id, m.first_step, m.last_step, s.epoch_key from memberships m "
-        "join sequences s using (seq_key) join requests r using (request_key) order by 1"
+        "select m.epoch_key, r.request_id, m.first_step, m.last_step, s.epoch_key "
+        "from memberships m join sequences s using (seq_key) join requests r using (request_key) order by 1"
     ) == [(0, "old", 5, 6, 0), (1, "new", 1, 1, 1)]
 
 
 def test_a_changed_setting_is_a_new_epoch_and_sequences_live_on(load: Load) -> None:
     other = ENGINE | {c.CONFIG_HASH: "beef", c.ENGINE_MAX_SEQS: 8}
     rows = [row for row in request(client=False) if row["name"] != c.SPAN_PREFILL_CHUNK]
-    rows += [*STEPS[:3], *(dict(row) | {f"resource.{k}": v for k, v in other.items()} for row in STEPS[3:])]
+    rows += [
+        *STEPS[:3],
+        *(dict(row) | {f"resource.{k}": v for k, v in other.items()} for row in STEPS[3:]),
+    ]
     store = load(rows)
     assert store.fetchall("select config_hash, max_seqs from epochs order by epoch_key") == [
         ("cafe", None),
@@ -608,7 +614,9 @@ def test_a_writer_without_lists_is_read_by_its_decode_runs(load: Load) -> None:
     rows = [*request(client=False), *(dict(row) for row in STEPS)]
     for row in rows:
         row.pop(c.STEP_DECODE_JOINED, None)
-    assert load(rows).fetchall("select seq_key, first_step, last_step from memberships") == [(0, 1, 4)]
+    assert load(rows).fetchall("select seq_key, first_step, last_step from memberships") == [
+        (0, 1, 4)
+    ]
 
 
 def test_a_chunk_of_a_lost_step_comes_from_the_request(load: Load) -> None:
@@ -626,7 +634,10 @@ def test_datasets_do_not_mix(load: Load) -> None:
         (1, 1, "other"),
     ]
     assert store.fetchall("select dataset, epoch_key from epochs order by 1") == [(0, 0), (1, 1)]
-    assert store.fetchall("select epoch_key, seq_key from memberships order by 1") == [(0, 0), (1, 1)]
+    assert store.fetchall("select epoch_key, seq_key from memberships order by 1") == [
+        (0, 0),
+        (1, 1),
+    ]
     assert store.fetchall("select request_key, seq_key, epoch_key from sequences order by 1") == [
         (0, 0, 0),
         (1, 1, 1),

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.read.span_rows import MS, T0, Row, load_rows, span
 from tokenlag.store.connection import Store
 from tokenlag_tracer import conventions as c
+
+from tests.read.span_rows import MS, T0, Row, load_rows, span
 
 Load = Callable[..., Store]
 
@@ -37,10 +37,13 @@ def test_a_client_alone_is_a_request(load: Load) -> None:
     store = load([client()])
     assert store.fetchall(
         "select dialects, ttft_ms, ttft_origin, e2e_ms, n_prompt, n_output, is_open, "
-        "(arrival_ns - ?) / 1e6, (sent_ns - ?) / 1e6, (end_ns - ?) / 1e6, first_token_ns from requests",
+        "(arrival_ns - ?) / 1e6, (sent_ns - ?) / 1e6, (end_ns - ?) / 1e6, first_token_ns "
+        "from requests",
         [T0, T0, T0],
     ) == [("genai-client", 300, "measured", 900, 50, 7, False, 0, 0, 900, None)]
-    assert store.fetchall("select kind, (end_ns - start_ns) / 1e6 from phases") == [("uncovered", 900)]
+    assert store.fetchall("select kind, (end_ns - start_ns) / 1e6 from phases") == [
+        ("uncovered", 900)
+    ]
     assert store.fetchall("select kind, n from quality") == [("client_only", 1)]
 
 
@@ -67,7 +70,8 @@ def test_an_sdk_inside_a_client_is_the_same_call(load: Load) -> None:
     store = load([
         client(id_="outer"),
         client(10, 890, id_="gateway", parent="outer", TIME_TO_FIRST_CHUNK=0.28),
-        span(c.SPAN_REQUEST, 20, 880, parent="gateway", kind=c.KIND_SERVER, FIRST_TOKEN_NS=250 * MS),
+        span(c.SPAN_REQUEST, 20, 880, parent="gateway", kind=c.KIND_SERVER,
+             FIRST_TOKEN_NS=250 * MS),
     ])  # fmt: skip
     assert store.fetchall(
         "select dialects, ttft_ms, (sent_ns - ?) / 1e6, (client_end_ns - ?) / 1e6 from requests",
@@ -85,7 +89,11 @@ def test_clients_of_one_trace_go_to_their_own_servers(load: Load) -> None:
     ])  # fmt: skip
     assert store.fetchall(
         "select n_prompt, dialects, (sent_ns - ?) / 1e6 from requests order by arrival_ns", [T0]
-    ) == [(1, "contract,genai-client", 0), (2, "contract,genai-client", 200), (3, "genai-client", 400)]
+    ) == [
+        (1, "contract,genai-client", 0),
+        (2, "contract,genai-client", 200),
+        (3, "genai-client", 400),
+    ]
 
 
 def test_a_call_that_was_retried_inside(load: Load) -> None:
@@ -94,7 +102,9 @@ def test_a_call_that_was_retried_inside(load: Load) -> None:
         span(c.SPAN_REQUEST, 1, 100, parent="c1", kind=c.KIND_SERVER, ERROR_TYPE="500"),
         span(c.SPAN_REQUEST, 200, 499, parent="c1", kind=c.KIND_SERVER),
     ])  # fmt: skip
-    assert store.fetchall("select is_aborted, sent_ns is null from requests order by arrival_ns") == [
+    assert store.fetchall(
+        "select is_aborted, sent_ns is null from requests order by arrival_ns"
+    ) == [
         (True, True),
         (False, False),
     ]

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.read.span_rows import MS, T0, Row, load_rows, span
 from tokenlag.store.connection import Store
 from tokenlag_tracer import conventions as c
+
+from tests.read.span_rows import MS, T0, Row, load_rows, span
 
 Load = Callable[..., Store]
 RESOURCE = {c.SERVICE_INSTANCE_ID: "proc-1", c.SERVICE_NAME: "vllm"}
@@ -181,7 +181,9 @@ def test_child_spans_are_better_than_attributes(load: Load) -> None:
     ]
 
 
-def contract(name: str, start: float, end: float, *, engine: bool = True, **attributes: Any) -> list[Row]:
+def contract(
+    name: str, start: float, end: float, *, engine: bool = True, **attributes: Any
+) -> list[Row]:
     key = f"k-{name}"
     rows = [
         span(c.SPAN_REQUEST, start, end, id_=key, kind=c.KIND_SERVER,

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from tokenlag.read.memberships import Memberships, decode_memberships
 
 

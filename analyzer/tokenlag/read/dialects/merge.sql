@@ -239,7 +239,11 @@ stamped as (
 select * exclude (first_ns),
     case when first_ns >= arrival_ns and first_ns <= coalesce(end_ns, first_ns) then first_ns end as first_token_ns,
     case when not is_prefill_only then coalesce(
-        last_token_ns, least(decoded_ns, end_ns), case when n_output = 1 then first_ns end) end as final_ns,
+        case when last_token_ns >= greatest(arrival_ns, coalesce(first_ns, arrival_ns))
+              and last_token_ns <= coalesce(end_ns, last_token_ns) then last_token_ns end,
+        case when decoded_ns >= arrival_ns then least(decoded_ns, end_ns) end,
+        case when n_output = 1 and first_ns between arrival_ns and coalesce(end_ns, first_ns)
+            then first_ns end) end as final_ns,
     coalesce(is_open, end_ns is null) and end_ns is null as is_censored
 from stamped;
 
