@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tokenlag.errors import InputError
-from tokenlag.read.files import InputFile, line_number
-from tokenlag.read.jobs import MAX_BAD_KEPT, Bad, Report
+from tokenlag.read.files import InputFile
+from tokenlag.read.lines import line_number
+from tokenlag.read.messages import MAX_BAD_KEPT, Bad, Report
 from tokenlag.read.sources.guess import OTLP_HINT, Guess, guess
 
 MAX_NAMED = 3

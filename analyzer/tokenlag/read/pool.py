@@ -16,9 +16,8 @@ from typing import IO, Protocol, TypeVar
 import msgspec
 
 from tokenlag.errors import TokenlagError
-from tokenlag.read.jobs import Job, Report, Setup, SpanReader
+from tokenlag.read.messages import Done, Job, Report, Setup
 from tokenlag.read.vocabulary import Vocabulary
-from tokenlag.read.worker import Done
 
 
 class Task(Protocol):
@@ -45,8 +44,8 @@ class Readers(Protocol):
         """Yields each task with its report; in the order of the tasks."""
         ...
 
-    def finish(self) -> tuple[list[Path], list[Path]]:
-        """Returns the span files and the event files."""
+    def finish(self) -> Done:
+        """Returns the files."""
         ...
 
     def close(self) -> None:
@@ -58,6 +57,8 @@ class InProcess:
     """One reader, here."""
 
     def __init__(self, out_dir: Path, vocabulary: Vocabulary) -> None:
+        from tokenlag.read.jobs import SpanReader  # brings polars, which workers have to themselves
+
         self._reader = SpanReader(Setup.of(out_dir, "0", vocabulary))
 
     def run(self, tasks: Iterable[TaskT]) -> Iterator[tuple[TaskT, Report]]:
@@ -65,8 +66,8 @@ class InProcess:
         for task in tasks:
             yield task, self._reader.run(task.job, task.payload)
 
-    def finish(self) -> tuple[list[Path], list[Path]]:
-        """Returns the span files and the event files."""
+    def finish(self) -> Done:
+        """Returns the files."""
         return self._reader.finish()
 
     def close(self) -> None:
@@ -111,14 +112,13 @@ class Processes:
         finally:
             self._free.put(worker)
 
-    def finish(self) -> tuple[list[Path], list[Path]]:
-        """Returns the span files and the event files."""
-        span_files: list[Path] = []
-        event_files: list[Path] = []
+    def finish(self) -> Done:
+        """Returns the files."""
+        all_done = Done([], [])
         for done in self._threads.map(_Worker.finish, self._workers):
-            span_files += map(Path, done.span_files)
-            event_files += map(Path, done.event_files)
-        return span_files, event_files
+            all_done.span_files += done.span_files
+            all_done.event_files += done.event_files
+        return all_done
 
     def close(self) -> None:
         """Ends what is still running."""
@@ -145,13 +145,14 @@ class _Worker:
         assert self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
         self._reports = msgspec.json.Decoder(Report)
-        self._send(msgspec.json.encode(Setup.of(out_dir, prefix, vocabulary)) + b"\n")
+        self._setup = msgspec.json.encode(Setup.of(out_dir, prefix, vocabulary)) + b"\n"
 
     def run(self, job: Job, payload: bytes) -> Report:
         self._send(msgspec.json.encode(job) + b"\n", payload)
         return self._reports.decode(self._receive())
 
     def finish(self) -> Done:
+        self._send()
         self._stdin.close()
         return msgspec.json.decode(self._receive(), type=Done)
 
@@ -166,8 +167,9 @@ class _Worker:
                 continue
 
     def _send(self, *parts: bytes) -> None:
+        setup, self._setup = self._setup, b""  # goes with the first message
         try:
-            for part in parts:
+            for part in (setup, *parts):
                 self._stdin.write(part)
             self._stdin.flush()
         except BrokenPipeError:

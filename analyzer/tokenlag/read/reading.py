@@ -9,23 +9,14 @@ from pathlib import Path
 from typing import Final
 
 from tokenlag.errors import InputError
-from tokenlag.read.files import (
-    BLOCK_BYTES,
-    GLOB_HINT,
-    MAX_TEXT_BYTES,
-    Bytes,
-    InputFile,
-    blocks_of,
-    find_files,
-    is_one_text,
-    whole_text,
-)
-from tokenlag.read.jobs import Job
+from tokenlag.read.files import GLOB_HINT, InputFile, find_files
+from tokenlag.read.lines import BLOCK_BYTES, MAX_TEXT_BYTES, blocks_of, is_one_text, whole_text
+from tokenlag.read.messages import Job
 from tokenlag.read.noticed import FileResult, ReadNote, skipped_notes
 from tokenlag.read.pool import InProcess, Processes, Readers
-from tokenlag.read.sources import otlp_json
+from tokenlag.read.sources import find_source
 from tokenlag.read.sources.guess import guess
-from tokenlag.read.spans import RowFiles, Schema, event_schema, span_schema
+from tokenlag.read.stream import Bytes
 from tokenlag.read.vocabulary import Vocabulary
 
 Progress = Callable[[int, int], None]
@@ -41,7 +32,7 @@ class ReadResult:
     """What was read.
 
     Args:
-        span_files: Parquet files of one schema (`spans.span_schema`); the first is empty.
+        span_files: Parquet files of one schema (`spans.span_schema`), some of them empty.
         event_files: the same for the wanted span events (`spans.event_schema`).
         notes: what coverage should say.
         problems: named inputs that could not be used; the others still count.
@@ -99,7 +90,7 @@ def read_spans(
             n_done += task.n_done
             if progress:
                 progress(min(n_done, n_total), n_total)
-        span_files, event_files = readers.finish()
+        done = readers.finish()
     finally:
         readers.close()
     result = ReadResult(problems=list(found.problems))
@@ -117,15 +108,9 @@ def read_spans(
     result.notes += skipped_notes(skipped)
     if not result.n_spans:
         raise _nothing(paths, result, skipped)
-    result.span_files = [_empty(out_dir, "spans", span_schema(vocabulary)), *span_files]
-    result.event_files = [_empty(out_dir, "events", event_schema(vocabulary)), *event_files]
+    result.span_files = [Path(path) for path in done.span_files]
+    result.event_files = [Path(path) for path in done.event_files]
     return result
-
-
-def _empty(out_dir: Path, prefix: str, schema: Schema) -> Path:
-    files = RowFiles(out_dir, f"{prefix}-empty", schema)
-    files.write_empty()
-    return files.files[0]
 
 
 def _nothing(
@@ -183,7 +168,7 @@ def _tasks(files: list[InputFile], results: list[FileResult]) -> Iterator[_Task]
 
 def _tasks_of(file: InputFile, stream: Bytes, result: FileResult) -> Iterator[_Task]:
     result.head = stream.head
-    if not otlp_json.looks_like(stream.head):
+    if find_source(stream.head) is None:
         result.guess = guess(stream.head)
         return
     if is_one_text(stream.head):

@@ -5,57 +5,62 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import polars as pl
-
 from tokenlag.read.vocabulary import RESOURCE_PREFIX, Vocabulary
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    import polars as pl
 
-Schema = dict[str, pl.DataType]
+    Schema = dict[str, pl.DataType]
 
-CORE_SCHEMA: Final[Schema] = {
-    "source": pl.String(),  # the file, as it was given
-    "trace_id": pl.String(),  # 32 lower-case hex digits
-    "span_id": pl.String(),  # 16 lower-case hex digits
-    "parent_id": pl.String(),  # the same, NULL for a root
-    "name": pl.String(),
-    "kind": pl.Int8(),  # as OTLP numbers them; 0 where the writer left it out
-    "start_ns": pl.Int64(),  # unix ns; NULL where absent, zero or beyond 63 bits
-    "end_ns": pl.Int64(),
-    "status_code": pl.Int8(),  # 0 unset, 1 ok, 2 error
-    "scope": pl.String(),
+# Column → type: those of `vocabulary.VALUE_TYPES`, and "code" for a small enum.
+CORE_SCHEMA: Final[dict[str, str]] = {
+    "source": "str",  # the file, as it was given
+    "trace_id": "str",  # 32 lower-case hex digits
+    "span_id": "str",  # 16 lower-case hex digits
+    "parent_id": "str",  # the same, NULL for a root
+    "name": "str",
+    "kind": "code",  # as OTLP numbers them; 0 where the writer left it out
+    "start_ns": "int",  # unix ns; NULL where absent, zero or beyond 63 bits
+    "end_ns": "int",
+    "status_code": "code",  # 0 unset, 1 ok, 2 error
+    "scope": "str",
 }
-EVENT_SCHEMA: Final[Schema] = {
-    "trace_id": pl.String(),
-    "span_id": pl.String(),
-    "time_ns": pl.Int64(),
-    "name": pl.String(),
-}
-DTYPES: Final[Mapping[str, pl.DataType]] = {
-    "str": pl.String(),
-    "int": pl.Int64(),
-    "float": pl.Float64(),
-    "bool": pl.Boolean(),
-    "int[]": pl.List(pl.Int64()),
-    "str[]": pl.List(pl.String()),
+EVENT_SCHEMA: Final[dict[str, str]] = {
+    "trace_id": "str",
+    "span_id": "str",
+    "time_ns": "int",
+    "name": "str",
 }
 ROWS_PER_FILE: Final = 122_880  # one row group as DuckDB likes them
 
 
+def dtype(value_type: str) -> pl.DataType:
+    """Returns the polars type of a column."""
+    import polars as pl
+
+    types: dict[str, pl.DataType] = {
+        "str": pl.String(),
+        "int": pl.Int64(),
+        "float": pl.Float64(),
+        "bool": pl.Boolean(),
+        "int[]": pl.List(pl.Int64()),
+        "str[]": pl.List(pl.String()),
+        "code": pl.Int8(),
+    }
+    return types[value_type]
+
+
 def span_schema(vocabulary: Vocabulary) -> Schema:
     """Returns the columns of every span file: the core, span keys, resource keys."""
-    schema = dict(CORE_SCHEMA)
-    schema.update({key: DTYPES[kind] for key, kind in vocabulary.span.items()})
-    schema.update(
-        {RESOURCE_PREFIX + key: DTYPES[kind] for key, kind in vocabulary.resource.items()}
-    )
-    return schema
+    types = CORE_SCHEMA | dict(vocabulary.span)
+    types |= {RESOURCE_PREFIX + key: kind for key, kind in vocabulary.resource.items()}
+    return {name: dtype(kind) for name, kind in types.items()}
 
 
 def event_schema(vocabulary: Vocabulary) -> Schema:
     """Returns the columns of every event file: ids, time, name, then the declared keys."""
-    return EVENT_SCHEMA | {key: DTYPES[kind] for key, kind in vocabulary.event.items()}
+    types = EVENT_SCHEMA | dict(vocabulary.event)
+    return {name: dtype(kind) for name, kind in types.items()}
 
 
 class RowFiles:
@@ -88,6 +93,8 @@ class RowFiles:
 
     def flush(self) -> None:
         """Writes what waits, if anything does."""
+        import polars as pl
+
         if self._n_waiting:
             self._write(pl.concat(self._frames, how="diagonal"))
         self._frames = []
@@ -95,17 +102,24 @@ class RowFiles:
 
     def write_empty(self) -> None:
         """Writes a file without rows, so that a reader of the set sees every column."""
+        import polars as pl
+
         self._write(pl.DataFrame(schema=self.schema))
 
     def _write(self, frame: pl.DataFrame) -> None:
+        import polars as pl
+
         missing = [
-            pl.lit(None, dtype=dtype).alias(name)
-            for name, dtype in self.schema.items()
+            pl.lit(None, dtype=kind).alias(name)
+            for name, kind in self.schema.items()
             if name not in frame.columns
         ]
-        frame = frame.with_columns(missing).select(list(self.schema))
         path = self.out_dir / f"{self.prefix}-{len(self.files):05d}.parquet"
-        frame.write_parquet(
-            path, compression="zstd", compression_level=1, row_group_size=ROWS_PER_FILE * 4
+        frame.with_columns(missing).select(list(self.schema)).write_parquet(
+            path,
+            compression="zstd",
+            compression_level=1,
+            statistics=False,
+            row_group_size=ROWS_PER_FILE * 4,
         )
         self.files.append(path)

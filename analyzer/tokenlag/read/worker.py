@@ -13,14 +13,8 @@ import sys
 
 import msgspec
 
-from tokenlag.read.jobs import Job, Setup, SpanReader
-
-
-class Done(msgspec.Struct):
-    """The files that a worker wrote."""
-
-    span_files: list[str]
-    event_files: list[str]
+from tokenlag.read.jobs import SpanReader
+from tokenlag.read.messages import Job, Setup
 
 
 def main() -> None:
@@ -35,9 +29,7 @@ def main() -> None:
         payload = stdin.read(job.n_payload) if job.n_payload else b""
         stdout.write(encode(reader.run(job, payload)) + b"\n")
         stdout.flush()
-    span_files, event_files = reader.finish()
-    done = Done([str(path) for path in span_files], [str(path) for path in event_files])
-    stdout.write(encode(done) + b"\n")
+    stdout.write(encode(reader.finish()) + b"\n")
     stdout.flush()
 
 

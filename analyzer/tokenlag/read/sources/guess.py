@@ -27,7 +27,7 @@ _MAGIC: Final[tuple[tuple[bytes, str, str], ...]] = (
     (b"%PDF", "a PDF", OTLP_HINT),
 )
 _LOG_LINE: Final = re.compile(
-    rb"^\s*[\[(]?(?:\w+[ :])?\s*(?:\d{4}-\d\d-\d\d[T ]|\d\d-\d\d \d\d:|\d\d:\d\d:\d\d|"
+    rb"\A\s*[\[(]?(?:\w+[ :])?\s*(?:\d{4}-\d\d-\d\d[T ]|\d\d-\d\d \d\d:|\d\d:\d\d:\d\d|"
     rb"(?:INFO|WARN|WARNING|ERROR|DEBUG)\b)"
 )
 _PROMETHEUS: Final = re.compile(
@@ -45,7 +45,7 @@ def guess(head: bytes) -> Guess:
             return Guess(what, hint)
     if head[257:262] == b"ustar":
         return Guess("a tar archive", "unpack it first")
-    if stripped[:1] in b"{[":
+    if stripped[:1] in b"{[" and not _LOG_LINE.search(stripped):
         return _guess_json(stripped)
     return _guess_text(head, stripped)
 

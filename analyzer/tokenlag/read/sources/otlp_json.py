@@ -7,76 +7,72 @@ of logs, metrics and profiles are counted and not read.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
 
+from tokenlag.read.messages import Seen
 from tokenlag.read.sources.otlp_columns import Columns
 from tokenlag.read.sources.otlp_lenient import decode_lenient
 from tokenlag.read.sources.otlp_types import Export, ResourceSpans
 
-NAME: Final = "otlp_json"
-
-# One of these is in the first part of every file that this source can read.
-MARKS: Final = (
-    b"resourceSpans",
-    b"resource_spans",
-    b'"batches"',
-    b"resourceLogs",
-    b"resource_logs",
-    b"resourceMetrics",
-    b"resource_metrics",
-    b"resourceProfiles",
-    b"resource_profiles",
-)
-_JSON_LINE: Final = re.compile(rb"^[ \t\xef\xbb\xbf]*[{\[]", re.MULTILINE)
 # Spellings that the typed structs would take for an object without spans.
 _UNUSUAL: Final = (b"resource_", b"scope_spans", b"instrumentation_library")
+
+# What a text may cost: an empty object takes 3 bytes of it and 100 of memory.
+LARGE_BYTES: Final = 8 * 2**20
+MAX_OBJECTS: Final = 6_000_000
 
 _EXPORT: Final = msgspec.json.Decoder(Export)
 _EXPORTS: Final = msgspec.json.Decoder(list[Export])
 
 
-class Seen(msgspec.Struct):
-    """What the texts read so far held."""
+class TextError(ValueError):
+    """A text that is not JSON, or too large or deep; what came before the fault counts.
 
-    n_spans: int = 0
-    n_exports: int = 0  # trace exports, with or without spans
-    n_foreign: int = 0  # JSON that is no OTLP
-    other: dict[str, int] = {}  # signal → exports
-    n_bad_spans: int = 0
-    n_repaired_utf8: int = 0
+    Args:
+        message: what is wrong.
+        n_lines_before: line ends in the text before the fault.
+    """
 
-
-def looks_like(head: bytes) -> bool:
-    """Returns whether a file that begins so may hold OTLP JSON of any signal."""
-    return any(mark in head for mark in MARKS) and _JSON_LINE.search(head) is not None
+    def __init__(self, message: str, n_lines_before: int = 0) -> None:
+        super().__init__(message)
+        self.n_lines_before = n_lines_before
 
 
 def read_text(text: bytes, source: str, columns: Columns, seen: Seen) -> None:
     """Adds the spans of one JSON text to `columns` and what it was to `seen`.
 
     Raises:
-        ValueError: the text is not JSON, or too large or deep to be read.
+        TextError: some of the text could not be read.
     """
-    for export in _decode(text, seen):
+    if len(text) > LARGE_BYTES and text.count(b"{") > MAX_OBJECTS:
+        raise TextError(f"more than {MAX_OBJECTS:,} JSON objects in one piece")
+    exports = _decode(text)
+    if exports is None:
+        result = decode_lenient(text)
+        exports = result.exports
+        seen.n_bad_spans += result.n_bad_spans
+        seen.n_repaired_utf8 += result.is_repaired_utf8
+        if result.error:
+            for export in exports:
+                _take(export, source, columns, seen)
+            raise TextError(result.error, result.n_lines_before_error)
+    for export in exports or (Export(),):
         _take(export, source, columns, seen)
 
 
-def _decode(text: bytes, seen: Seen) -> Iterable[Export]:
+def _decode(text: bytes) -> list[Export] | None:
+    """The exports, or None if the text has to be read leniently."""
     try:
         is_array = text.lstrip()[:1] == b"["
         exports = _EXPORTS.decode(text) if is_array else [_EXPORT.decode(text)]
         if not any(map(_is_empty, exports)) or not any(mark in text for mark in _UNUSUAL):
             return exports
     except (msgspec.DecodeError, RecursionError):
-        pass
-    result = decode_lenient(text)
-    seen.n_bad_spans += result.n_bad_spans
-    seen.n_repaired_utf8 += result.is_repaired_utf8
-    return result.exports or [Export()]
+        return None
+    return None
 
 
 def _is_empty(export: Export) -> bool:

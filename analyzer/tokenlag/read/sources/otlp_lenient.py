@@ -29,33 +29,36 @@ from tokenlag.read.sources.otlp_types import (
 )
 
 MAX_LENIENT_BYTES: Final = 48 * 2**20  # plain Python objects take ten times their text
+MAX_LENIENT_OBJECTS: Final = 2**20
 MAX_DEPTH: Final = 64
 
 
 class LenientResult(msgspec.Struct):
-    """What one text held."""
+    """What one text held, up to where it stopped making sense."""
 
     exports: list[Export]
     n_bad_spans: int = 0
     is_repaired_utf8: bool = False
+    error: str | None = None
+    n_lines_before_error: int = 0
 
 
 def decode_lenient(text: bytes) -> LenientResult:
     """Returns the exports of a text that strict decoding refused.
 
-    Raises:
-        ValueError: the text is not JSON, too deep, or too long to be tried.
+    `error` says what is wrong if the text is not JSON, or too deep or long to be tried.
     """
-    if len(text) > MAX_LENIENT_BYTES:
-        raise ValueError(f"unusual JSON of more than {MAX_LENIENT_BYTES >> 20} MB in one piece")
     result = LenientResult([])
+    if len(text) > MAX_LENIENT_BYTES or text.count(b"{") > MAX_LENIENT_OBJECTS:
+        result.error = f"unusual JSON, and too much of it in one piece ({len(text) >> 20} MB)"
+        return result
     try:
         for value in _values(text, result):
             for item in value if isinstance(value, list) else [value]:
                 if isinstance(item, dict):
                     result.exports.append(_export(item, result))
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        result.error = "nested too deeply"
     return result
 
 
@@ -65,7 +68,7 @@ def _values(text: bytes, result: LenientResult) -> Iterator[Any]:
     except UnicodeDecodeError:
         decoded = text.decode("utf-8", "replace")
         result.is_repaired_utf8 = True
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(strict=False)  # a bare control character spoils nothing
     position = 0
     while True:
         while position < len(decoded) and decoded[position] in " \t\r\n\ufeff":
@@ -75,7 +78,12 @@ def _values(text: bytes, result: LenientResult) -> Iterator[Any]:
         try:
             value, position = decoder.raw_decode(decoded, position)
         except json.JSONDecodeError as error:
-            raise ValueError(f"not JSON: {error.msg} (character {error.pos})") from None
+            result.error = f"not JSON: {error.msg} (column {error.colno})"
+            result.n_lines_before_error = error.lineno - 1
+            return
+        except ValueError:  # an integer of thousands of digits
+            result.error = "a number that is too long"
+            return
         yield value
 
 

@@ -1,0 +1,97 @@
+"""What goes to a reader and comes back, as JSON lines if it is another process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tokenlag.read.vocabulary import Vocabulary
+
+MAX_BAD_KEPT: Final = 3
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """What a reader needs to know once."""
+
+    out_dir: str
+    prefix: str
+    span: dict[str, str]
+    resource: dict[str, str]
+    event_names: list[str]
+    event: dict[str, str]
+
+    @staticmethod
+    def of(out_dir: Path, prefix: str, vocabulary: Vocabulary) -> Setup:
+        """Returns the setup of a reader that writes files of one prefix."""
+        return Setup(
+            str(out_dir),
+            prefix,
+            dict(vocabulary.span),
+            dict(vocabulary.resource),
+            sorted(vocabulary.event_names),
+            dict(vocabulary.event),
+        )
+
+    def vocabulary(self) -> Vocabulary:
+        """Returns the vocabulary again."""
+        return Vocabulary(self.span, self.resource, frozenset(self.event_names), self.event)
+
+
+class Job(msgspec.Struct, frozen=True):
+    """A piece of a file: a byte range of a plain file, or bytes that are sent along."""
+
+    name: str  # of the file, as rows and messages call it
+    path: str = ""
+    start: int = 0
+    end: int | None = None
+    n_payload: int | None = None
+    line: int = 1  # number of the payload's first line
+    is_one_text: bool = False  # JSON over several lines
+
+
+class Bad(msgspec.Struct):
+    """A text that could not be read: where and why."""
+
+    why: str
+    line: int | None = None
+    offset: int | None = None  # where the line is not known
+    is_cut: bool = False  # the last line, without its end
+
+
+class Seen(msgspec.Struct):
+    """What the texts read so far held."""
+
+    n_spans: int = 0
+    n_exports: int = 0  # trace exports, with or without spans
+    n_foreign: int = 0  # JSON that is no OTLP
+    other: dict[str, int] = {}  # signal → exports
+    n_bad_spans: int = 0
+    n_repaired_utf8: int = 0
+
+
+class Losses(msgspec.Struct):
+    """What was noticed while spans became rows, counted."""
+
+    n_without_ids: int = 0
+    n_without_times: int = 0
+    unconvertible: dict[str, int] = {}
+
+
+class Report(msgspec.Struct):
+    """What a job read and noticed."""
+
+    seen: Seen = msgspec.field(default_factory=Seen)
+    losses: Losses = msgspec.field(default_factory=Losses)
+    n_rows: int = 0
+    n_texts: int = 0
+    n_bad: int = 0
+    bad: list[Bad] = []
+
+
+class Done(msgspec.Struct):
+    """The files that a reader wrote."""
+
+    span_files: list[str]
+    event_files: list[str]

@@ -1,0 +1,169 @@
+"""How fast OTLP JSON becomes span rows and canonical tables, against DuckDB's SQL.
+
+    python benchmarks/load.py                      500,000 spans, three repeats
+    python benchmarks/load.py --spans 100000 --repeats 1
+
+The reference is the fastest way that was found to flatten OTLP JSON in SQL: DuckDB takes
+whole lines, unnests the spans, casts each with `json_transform`, turns all attributes into
+a map and promotes six of them to columns of a Parquet file. It drops resources and
+scopes, which ours keep. Every method runs in a process of its own; its memory is the sum
+of the resident memory of that process and its children, sampled every 20 ms, which counts
+shared libraries once for each process. The processor time, of all cores and with starting
+Python, says more than the clock where other things run on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+for folder in (ROOT, ROOT / "tracer", ROOT / "analyzer"):
+    sys.path.insert(0, str(folder))
+
+REFERENCE_SQL = (Path(__file__).with_name("load_reference.sql")).read_text()
+REFERENCE = "DuckDB SQL to Parquet"
+SAMPLE_S = 0.02
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def duckdb_sql(data: Path, work_dir: Path) -> int:
+    """Flattens with SQL alone; returns the number of spans."""
+    import duckdb
+
+    connection = duckdb.connect()
+    out = work_dir / "reference.parquet"
+    connection.execute(REFERENCE_SQL.format(data=data, out=out))
+    row = connection.execute(f"select count(*) from '{out}'").fetchone()
+    return int(row[0]) if row else 0
+
+
+def span_rows(data: Path, work_dir: Path) -> int:
+    """Reads into span rows, keeping all that the contract declares."""
+    from tokenlag.read.reading import read_spans
+    from tokenlag.read.vocabulary import CONTRACT
+
+    return read_spans([data], work_dir, CONTRACT).n_spans
+
+
+def canonical(data: Path, work_dir: Path) -> int:
+    """Reads into the canonical tables."""
+    from tokenlag.read.load import load_traces
+    from tokenlag.store.connection import Store
+
+    with Store() as store:
+        return load_traces(store, [data], work_dir=work_dir).n_spans
+
+
+METHODS: dict[str, Callable[[Path, Path], int]] = {
+    REFERENCE: duckdb_sql,
+    "ours, bytes to span rows": span_rows,
+    "ours, bytes to canonical tables": canonical,
+}
+
+
+def tree_bytes(pid: int) -> int:
+    """The resident memory of a process and all its descendants now."""
+    total = 0
+    try:
+        total += int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                total += tree_bytes(int(child))
+    except (OSError, IndexError):
+        return total
+    return total
+
+
+def measure(method: str, data: Path) -> dict[str, float] | None:
+    """Runs one method once in its own process: seconds, spans, peak bytes."""
+    command = [sys.executable, __file__, "--data", str(data), "--method", method]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    peak = 0
+    pid, status, usage = 0, 0, None
+    while not pid:
+        peak = max(peak, tree_bytes(process.pid))
+        time.sleep(SAMPLE_S)
+        pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    output = process.stdout.read() if process.stdout else ""
+    if process.returncode or usage is None:
+        said = process.stderr.read().strip().splitlines() if process.stderr else []
+        print(f"{method}: failed: {said[-1] if said else status}", file=sys.stderr)
+        return None
+    cpu_seconds = usage.ru_utime + usage.ru_stime
+    run: dict[str, float] = json.loads(output.splitlines()[-1])
+    return run | {"peak_bytes": peak, "cpu_seconds": cpu_seconds}
+
+
+def run_one(method: str, data: Path) -> None:
+    """The measured process: runs a method and prints what it took."""
+    with tempfile.TemporaryDirectory(dir=data.parent) as work_dir:
+        start = time.perf_counter()
+        n_spans = METHODS[method](data, Path(work_dir))
+        seconds = time.perf_counter() - start
+    print(json.dumps({"seconds": seconds, "n_spans": n_spans}))
+
+
+def compare(data: Path, n_repeats: int) -> None:
+    """Runs all methods in turn, several times, and prints the medians."""
+    runs: dict[str, list[dict[str, float]]] = {method: [] for method in METHODS}
+    for _ in range(n_repeats):
+        for method in METHODS:
+            run = measure(method, data)
+            if run:
+                runs[method].append(run)
+    reference = statistics.median(run["seconds"] for run in runs[REFERENCE])
+    size = data.stat().st_size / 1e6
+    print(f"{size:.0f} MB, {os.cpu_count()} cores, median of {n_repeats}")
+    print(
+        f"{'method':34}{'s':>7}{'spans/s':>11}{'MB/s':>7}"
+        f"{'peak MB':>9}{'× reference':>13}{'CPU s':>7}"
+    )
+    for method, results in runs.items():
+        if not results:
+            print(f"{method:34} did not run")
+            continue
+        seconds = statistics.median(run["seconds"] for run in results)
+        n_spans = results[0]["n_spans"]
+        peak = max(run["peak_bytes"] for run in results) / 1e6
+        cpu_seconds = statistics.median(run["cpu_seconds"] for run in results)
+        print(
+            f"{method:34}{seconds:7.2f}{n_spans / seconds:11,.0f}{size / seconds:7.0f}"
+            f"{peak:9.0f}{reference / seconds:13.2f}{cpu_seconds:7.2f}"
+        )
+
+
+def main() -> None:
+    """Parses the arguments; makes the data and compares, or runs one method."""
+    parser = argparse.ArgumentParser(description="Speed of reading OTLP JSON.")
+    parser.add_argument("--spans", type=int, default=500_000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--data", type=Path, help="measure this file instead of making one")
+    parser.add_argument("--method", choices=METHODS, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.method:
+        run_one(arguments.method, arguments.data)
+        return
+    if arguments.data:
+        compare(arguments.data, arguments.repeats)
+        return
+    from benchmarks.spans import write
+
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "spans.jsonl"
+        print(f"making {arguments.spans:,} spans …", file=sys.stderr)
+        write(data, arguments.spans)
+        compare(data, arguments.repeats)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""What a wrong file is called, and that the hint fits."""
+
+from __future__ import annotations
+
+import pytest
+from tokenlag.read.sources import OTLP_JSON, find_source
+from tokenlag.read.sources.guess import guess
+
+from tests.read.otlp import line, span
+
+PROMETHEUS = b"""# HELP vllm:num_requests_running Number of requests
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{model_name="tiny"} 3.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("head", "what"),
+    [
+        (b"", "empty"),
+        (b" \n\t\r\n", "empty"),
+        (PROMETHEUS, "Prometheus"),
+        (b'up{job="a"} 1\nup{job="b"} 0\n', "Prometheus"),
+        (b"INFO 11-29 22:00:00 [core.py:58] Initializing\n", "a log"),
+        (b"2026-11-29T22:00:00Z something happened\n", "a log"),
+        (b"[2026-11-29 22:00:00] started\n", "a log"),
+        (b"(EngineCore pid=1) INFO 11-29 22:00:00 x\n", "text"),
+        (b"a,b,c\n1,2,3\n", "CSV"),
+        (b"<!DOCTYPE html><html>", "a web page"),
+        (b"<html><body>", "a web page"),
+        (b'<?xml version="1.0"?>', "XML"),
+        (b"PAR1\x15\x00", "Parquet"),
+        (b"PK\x03\x04....", "a zip"),
+        (b"x" * 257 + b"ustar\x00", "a tar"),
+        (b"SQLite format 3\x00", "an SQLite"),
+        (b"BZh91AY", "bzip2"),
+        (b"\xfd7zXZ\x00\x00", "xz"),
+        (b"\n\x8a\x02\n\x1e\n\x1c\n\x0cservice.name\x12\x0c\n\nmy-service\x00", "OTLP protobuf"),
+        (b"\x93NUMPY\x01\x00", "binary"),
+        (b'{"data":[{"traceID":"1","spans":[{"traceID":"1","spanID":"2"}]}]}', "Jaeger"),
+        (b'[{"traceId":"1","id":"2","timestamp":1,"localEndpoint":{}}]', "Zipkin"),
+        (b'{"trace":{"id":"1"},"observations":[]}', "Langfuse"),
+        (b'[{"name":"a","spanContext":{"traceId":"1"}}]', "an OpenTelemetry SDK"),
+        (b'{"name":"a","context":{"trace_id":"0x1"},"start_time":"x"}', "console exporter"),
+        (b'{"traceEvents":[{"ph":"X","ts":1,"pid":1}]}', "a Chrome"),
+        (b'{"gen_ai.operation.name":"chat"}', "bare span attributes"),
+        (b'{"a": 1}\n{"a": 2}\n', "JSON that is not OTLP"),
+        (b"resourceSpans:\n  - resource:\n", "OTLP in YAML"),
+        (b"hello world", "text"),
+    ],
+)
+def test_guess(head: bytes, what: str) -> None:
+    found = guess(head)
+    assert what in found.what
+    assert (found.hint is None) == (what == "empty")
+    assert find_source(head) is None
+
+
+def test_a_cut_character_at_the_end_of_the_head_is_still_text() -> None:
+    assert guess("ä".encode() * 100 + b"\xc3").what.startswith("text")
+
+
+@pytest.mark.parametrize("signal", ["resourceSpans", "resource_spans", "resourceLogs", "batches"])
+def test_otlp_of_any_signal_has_a_source(signal: str) -> None:
+    assert find_source(b'{"' + signal.encode() + b'": []}') == OTLP_JSON
+    assert find_source(b'log line\n  {"' + signal.encode() + b'": []}') == OTLP_JSON
+
+
+def test_prose_about_otlp_has_none() -> None:
+    assert find_source(b"# How to\nLook for resourceSpans in the file.\n") is None
+    assert find_source(line(span()).encode()) == OTLP_JSON
