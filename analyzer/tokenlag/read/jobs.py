@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tokenlag.read.lines import MAX_TEXT_BYTES, lines_of
 from tokenlag.read.messages import MAX_BAD_KEPT, Bad, Done, Job, Report, Setup
@@ -12,7 +12,9 @@ from tokenlag.read.sources import otlp_json
 from tokenlag.read.sources.otlp_columns import Columns
 from tokenlag.read.spans import RowFiles, event_schema, span_schema
 
-SPANS_PER_BATCH: Final = 8192  # parsed at a time: what a core's cache can hold
+if TYPE_CHECKING:
+    import polars as pl
+
 _BLANK: Final = b" \t\r\n\xef\xbb\xbf\0"
 
 
@@ -26,7 +28,8 @@ class SpanReader:
     def __init__(self, setup: Setup) -> None:
         vocabulary = setup.vocabulary()
         out_dir = Path(setup.out_dir)
-        self._columns = Columns(vocabulary)
+        self._columns = Columns(vocabulary, self._take)
+        self._n_rows = 0
         self._spans = RowFiles(out_dir, f"spans-{setup.prefix}", span_schema(vocabulary))
         self._events = RowFiles(out_dir, f"events-{setup.prefix}", event_schema(vocabulary))
         self._spans.write_empty()
@@ -45,7 +48,8 @@ class SpanReader:
             self._lines(job, report, payload)
         else:
             self._range(job, report)
-        self._drain(report)
+        self._columns.flush()
+        report.n_rows, self._n_rows = self._n_rows, 0
         report.losses = self._columns.take_losses()
         return report
 
@@ -93,15 +97,11 @@ class SpanReader:
             is_cut = not text.endswith(b"\n")
             line = None if line is None else line + error.n_lines_before
             _note(report, Bad(str(error), line, offset, is_cut))
-        if self._columns.n_waiting >= SPANS_PER_BATCH:
-            self._drain(report)
 
-    def _drain(self, report: Report) -> None:
-        if self._columns.n_waiting:
-            spans, events = self._columns.take()
-            report.n_rows += spans.height
-            self._spans.add(spans)
-            self._events.add(events)
+    def _take(self, spans: pl.DataFrame, events: pl.DataFrame) -> None:
+        self._n_rows += spans.height
+        self._spans.add(spans)
+        self._events.add(events)
 
 
 def _note(report: Report, bad: Bad) -> None:

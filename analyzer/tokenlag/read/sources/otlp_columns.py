@@ -11,7 +11,7 @@ in the processor's cache, and the objects are let go; columns are built of many 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import polars as pl
@@ -34,6 +34,7 @@ from tokenlag.read.spans import dtype
 from tokenlag.read.vocabulary import RESOURCE_PREFIX, Vocabulary
 
 SPANS_PER_TAKE: Final = 1024
+SPANS_PER_FRAME: Final = 16_384
 MIN_GROUP: Final = 4  # below this, setting up a group's columns costs more than the loop
 ORIGIN_SCHEMA: Final = {"source": pl.String(), "scope": pl.String()}
 
@@ -131,12 +132,19 @@ class ValueLists:
 class Columns:
     """Takes spans and gives frames of span rows and event rows.
 
+    Columns that hold nothing are left out of a frame. Spans without usable ids are no rows;
+    they are counted in the losses, as are spans without times (which are rows).
+
     Args:
         vocabulary: the keys that are kept.
+        sink: gets the span rows and event rows whenever there are enough of them.
     """
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(
+        self, vocabulary: Vocabulary, sink: Callable[[pl.DataFrame, pl.DataFrame], None]
+    ) -> None:
         self._vocabulary = vocabulary
+        self._sink = sink
         self._losses = Losses()
         self._unconvertible: Counter[str] = Counter()
         self._origins: dict[tuple[Any, ...], int] = {}
@@ -147,32 +155,24 @@ class Columns:
         self._events = _EventLists()
         self._event_values = ValueLists(dict(vocabulary.event), self._unconvertible)
 
-    @property
-    def n_waiting(self) -> int:
-        """How many spans were added since the last `take`."""
-        return len(self._rows.origins) + self._n_grouped
-
     def add(
         self, source: str, resource: Resource | None, scope: str | None, spans: list[Span]
     ) -> None:
         """Takes the spans of one scope of one resource of one file."""
-        origin = self._origin(source, resource, scope)
         for start in range(0, len(spans), SPANS_PER_TAKE):
+            origin = self._origin(source, resource, scope)
             self._group(origin, spans[start : start + SPANS_PER_TAKE])
             if self._n_grouped >= SPANS_PER_TAKE:
                 self._take_values()
+                if len(self._rows.origins) >= SPANS_PER_FRAME:
+                    self.flush()
 
-    def take(self) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Returns the span rows and event rows of all that was added since the last call.
-
-        Columns that hold nothing are left out. Spans without usable ids are no rows; they
-        are counted in the losses, as are spans without times (which are rows).
-        """
+    def flush(self) -> None:
+        """Hands everything that was added to the sink."""
         self._take_values()
-        frame = self._frame()
-        events = self._event_frame()
+        if self._rows.origins:
+            self._sink(self._frame(), self._event_frame())
         self._rows, self._events, self._origins = _SpanLists(), _EventLists(), {}
-        return frame, events
 
     def take_losses(self) -> Losses:
         """Returns what was counted since the last call."""

@@ -22,7 +22,7 @@ _UNUSUAL: Final = (b"resource_", b"scope_spans", b"instrumentation_library")
 
 # What a text may cost: an empty object takes 3 bytes of it and 100 of memory.
 LARGE_BYTES: Final = 8 * 2**20
-MAX_OBJECTS: Final = 6_000_000
+MAX_OBJECTS: Final = 4_000_000
 
 _EXPORT: Final = msgspec.json.Decoder(Export)
 _EXPORTS: Final = msgspec.json.Decoder(list[Export])
