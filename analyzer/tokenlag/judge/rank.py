@@ -43,15 +43,30 @@ def rank(hits: Sequence[RuleHit]) -> list[Ranked]:
         key=lambda h: (not is_cause(h), -_effect(h), h.rule.id),
     )
     parent = {id(hit): _cause_of(hit, problems) for hit in problems}
+    led_to = {id(hit): [o for o in problems if parent[id(o)] is hit] for hit in problems}
+    causes = sorted(
+        (h for h in problems if parent[id(h)] is None),
+        key=lambda h: (not is_cause(h), -_total(h, led_to[id(h)]), h.rule.id),
+    )
     ordered: list[Ranked] = []
-    for hit in problems:
-        if parent[id(hit)] is None:
-            ordered.append(Ranked(hit, None))
-            ordered.extend(
-                Ranked(other, hit.rule.id) for other in problems if parent[id(other)] is hit
-            )
+    for cause in causes:
+        ordered.append(Ranked(cause, None))
+        ordered.extend(Ranked(other, cause.rule.id) for other in led_to[id(cause)])
     notes = [h for h in hits if h.rule.kind == "note"]
     return ordered + [Ranked(note, None) for note in notes]
+
+
+def _total(cause: RuleHit, led_to: Sequence[RuleHit]) -> float:
+    """A cause's own time and that of what it led to, where it was another symptom's.
+
+    Consequences within one symptom are part of the cause's own figure already.
+    """
+    others = [_effect(o) for o in led_to if _symptom(o) != _symptom(cause)]
+    return _effect(cause) + sum(others)
+
+
+def _symptom(hit: RuleHit) -> str | None:
+    return hit.row.symptom or (hit.rule.symptom[0] if hit.rule.symptom else None)
 
 
 def _effect(hit: RuleHit) -> float:
@@ -84,8 +99,7 @@ def share_of(hit: RuleHit, excess_ms: Mapping[str, float]) -> float | None:
     """Share of the symptom's excess that a hit explains; the rule's own figure wins."""
     if hit.row.share is not None:
         return min(max(float(hit.row.share), 0.0), 1.0)
-    symptom = hit.row.symptom or (hit.rule.symptom[0] if hit.rule.symptom else None)
-    total = excess_ms.get(symptom or "", math.nan)
+    total = excess_ms.get(_symptom(hit) or "", math.nan)
     if not math.isfinite(total) or total <= 0 or hit.row.effect_ms is None:
         return None
     return min(max(_effect(hit) / total, 0.0), 1.0)

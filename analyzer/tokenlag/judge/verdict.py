@@ -22,7 +22,7 @@ STATED_CONFIDENCE = 0.5
 
 # What would tell where a symptom's excess went.
 NEEDED: dict[str, tuple[str, ...]] = {
-    "ttft": ("queue", "prefill", "steps"),
+    "ttft": ("queue", "prefill", "steps", "cached_tokens"),
     "itl": ("steps",),
     "e2e": ("decode", "steps"),
 }
@@ -67,7 +67,23 @@ def decide(situation: Situation) -> Verdict:
     if visible:
         worst = max(visible, key=lambda e: (bool(e.slow.any()), np.nan_to_num(e.alone_ms)))
         return _unexplained_or_blind(situation, worst.symptom, worst.reason)
+    if _is_start_burst(situation):
+        return _inconclusive(
+            "ttft",
+            ["steps"],
+            "most requests were sent together at the start, and without steps what they "
+            "waited for does not show",
+        )
     return _healthy(situation)
+
+
+def _is_start_burst(situation: Situation) -> bool:
+    """Whether most requests are a start burst that waited, with no steps to say for what."""
+    if "steps" in situation.capabilities:
+        return False
+    wave = situation.requests.bools("is_first_wave")
+    over = situation.requests.floats("ttft_ms") - 2 * situation.requests.floats("alone_ttft_ms")
+    return bool(wave.mean() >= 0.5 and np.nanmedian(np.where(wave, over, np.nan)) > 0)
 
 
 def _missed(situation: Situation) -> str:

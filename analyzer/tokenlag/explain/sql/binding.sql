@@ -46,19 +46,25 @@ by_count as (
     group by window_name, n_running
 ),
 pinned as (
-    -- One below the top is where the count stands for a moment whenever a slot changes hands.
-    select window_name, max(n_running) as n_pinned,
-           sum(waited) filter (n_running >= top - 1) / sum(waited) as share_frac
-    from (select *, max(n_running) over (partition by window_name) as top from by_count)
+    -- One beside the usual number is where the count stands whenever a slot changes hands.
+    select window_name, any_value(usual) as n_pinned,
+           sum(waited) filter (abs(n_running - usual) <= 1) / sum(waited) as share_frac
+    from (select *, arg_max(n_running, waited) over (partition by window_name) as usual from by_count)
     group by window_name
+),
+-- A few waits are pinned to some number by chance.
+many as (
+    select window_name, count(*) filter (scheduled_ns > queued_ns) >= 20 as is_enough
+    from waits group by window_name
 )
 select p.window_name,
-       coalesce(s.bound, case when p.share_frac >= 0.8 then 'slots' else 'capacity' end),
+       coalesce(s.bound, case when p.share_frac >= 0.8 and m.is_enough then 'slots' else 'capacity' end),
        case when s.bound is null then 'inferred from concurrency'
             when s.is_told then 'told by the engine' else 'inferred from steps' end,
        coalesce(s.share_frac, p.share_frac),
-       case when p.share_frac >= 0.8 then p.n_pinned end,
+       case when p.share_frac >= 0.8 and m.is_enough then p.n_pinned end,
        k.kv_frac
 from pinned p
+join many m using (window_name)
 left join stepped s using (window_name)
 left join full_kv k using (window_name);
