@@ -151,7 +151,8 @@ def test_engines_own_spans(name: str, n_spans: int, n_expected: int, tmp_path: P
         assert (
             store.fetchall(
                 "select r.request_key from requests r join phases p using (request_key) "
-                "group by r.request_key, r.arrival_ns, r.end_ns having sum(p.end_ns - p.start_ns) <> r.end_ns - r.arrival_ns"
+                "group by r.request_key, r.arrival_ns, r.end_ns "
+                "having sum(p.end_ns - p.start_ns) <> r.end_ns - r.arrival_ns"
             )
             == []
         )

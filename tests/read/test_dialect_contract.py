@@ -528,7 +528,8 @@ def test_an_index_that_falls_back_is_a_restart_where_the_epoch_is_absent(load: L
     store = load(rows)
     assert store.fetchall(
         "select m.epoch_key, r.request_id, m.first_step, m.last_step, s.epoch_key "
-        "from memberships m join sequences s using (seq_key) join requests r using (request_key) order by 1"
+        "from memberships m join sequences s using (seq_key) "
+        "join requests r using (request_key) order by 1"
     ) == [(0, "old", 5, 6, 0), (1, "new", 1, 1, 1)]
 
 

@@ -62,7 +62,8 @@ def test_counts_are_whole_and_flags_are_flags() -> None:
     with Store() as store:
         found = store.fetchall(
             "select table_name, column_name, data_type from duckdb_columns() "
-            "where not internal and (column_name like 'n\\_%' escape '\\' and data_type <> 'BIGINT' "
+            "where not internal "
+            "and (column_name like 'n\\_%' escape '\\' and data_type <> 'BIGINT' "
             "or column_name like 'is\\_%' escape '\\' and data_type <> 'BOOLEAN')"
         )
     assert found == []

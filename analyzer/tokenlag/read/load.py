@@ -16,7 +16,7 @@ from tokenlag.read.dialects import (
     script_names,
     span_columns,
 )
-from tokenlag.read.memberships import decode_memberships
+from tokenlag.read.memberships import Memberships, decode_memberships
 from tokenlag.read.reading import ReadResult, read_spans
 from tokenlag.read.spans import CORE_SCHEMA
 from tokenlag.read.vocabulary import RESOURCE_PREFIX, Vocabulary
@@ -167,8 +167,8 @@ def _carry_memberships(store: Store) -> None:
     n_lists_before = np.concatenate([[0], np.cumsum(has_list)])
     # tolist() of a masked array has None where the column has NULL.
     texts: dict[str, list[str | None]] = {name: lists[name].tolist() for name in lists}
-    n_mismatches = 0
     bounds = [*np.flatnonzero(np.diff(lineage, prepend=-1)).tolist(), len(lineage)]
+    runs: list[tuple[int, Memberships]] = []
     for start, stop in itertools.pairwise(bounds):
         some = slice(int(n_lists_before[start]), int(n_lists_before[stop]))
         found = decode_memberships(
@@ -179,25 +179,33 @@ def _carry_memberships(store: Store) -> None:
             texts["left_"][some],
             texts["members"][some],
         )
-        key = int(lineage[start])
-        store.insert(
-            "m_listed",
-            {
-                "lineage": np.full(len(found.request_index), key),
-                "request_index": found.request_index,
-                "first_step": found.first_step,
-                "last_step": found.last_step,
-            },
-        )
-        store.insert(
-            "m_unknown",
-            {
-                "lineage": np.full(len(found.unknown_first), key),
-                "first_step": found.unknown_first,
-                "last_step": found.unknown_last,
-            },
-        )
-        n_mismatches += found.n_mismatches
+        runs.append((int(lineage[start]), found))
+    _keep_memberships(store, runs)
+
+
+def _keep_memberships(store: Store, runs: Sequence[tuple[int, Memberships]]) -> None:
+    if not runs:
+        return
+    keys = np.array([key for key, _ in runs])
+    found = [memberships for _, memberships in runs]
+    store.insert(
+        "m_listed",
+        {
+            "lineage": np.repeat(keys, [len(part.request_index) for part in found]),
+            "request_index": np.concatenate([part.request_index for part in found]),
+            "first_step": np.concatenate([part.first_step for part in found]),
+            "last_step": np.concatenate([part.last_step for part in found]),
+        },
+    )
+    store.insert(
+        "m_unknown",
+        {
+            "lineage": np.repeat(keys, [len(part.unknown_first) for part in found]),
+            "first_step": np.concatenate([part.unknown_first for part in found]),
+            "last_step": np.concatenate([part.unknown_last for part in found]),
+        },
+    )
+    n_mismatches = sum(part.n_mismatches for part in found)
     if n_mismatches:
         text = f"{n_mismatches} step records contradict the members carried from earlier ones"
         store.insert(

@@ -29,8 +29,16 @@ select ${dataset}, 'overlapping_epochs', a.engine_id, count(*), null,
 from epochs a join epochs b
   on a.dataset = b.dataset and a.engine_id = b.engine_id and a.epoch_key < b.epoch_key
 where a.dataset = ${dataset}
+  -- Parts of one run, before and after a changed setting, meet.
+  and a.epoch is distinct from b.epoch
   and least(a.end_ns, b.end_ns) - greatest(a.start_ns, b.start_ns) > 1_000_000_000
 group by a.engine_id;
+
+insert into quality
+select ${dataset}, 'many_epochs', engine_id, count(*), null,
+    printf('%s: the step index falls back %d times; two engines may share this id', engine_id, count(*) - 1)
+from epochs where dataset = ${dataset} and epoch is null
+group by engine_id having count(*) > 20;
 
 insert into quality
 select ${dataset}, 'unknown_handles', e.engine_id, count(distinct m.request_index) filter (m.seq_key is null),
@@ -107,7 +115,7 @@ insert into quality
 select ${dataset}, kind, place, sum(n), null, any_value(text)
 from read_notes
 where dataset = ${dataset} and kind in ('duplicate_spans', 'duplicate_steps', 'membership_mismatch',
-    'lost_roots', 'unowned_phases', 'hidden_requeue', 'impossible_ttft', 'bad_steps', 'milliseconds')
+    'lost_roots', 'unowned_phases', 'hidden_requeue', 'impossible_ttft', 'bad_steps', 'bad_spans', 'milliseconds')
 group by kind, place;
 
 -- --- Little's law ---------------------------------------------------------------------------------

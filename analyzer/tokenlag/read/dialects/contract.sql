@@ -32,6 +32,15 @@ where name = ${SPAN_ENGINE_STEP}
   and (step_index is null or start_ns is null or end_ns is null or end_ns < start_ns)
 having count(*) > 0;
 
+insert into st_notes
+select 'bad_spans', 'contract', count(*),
+    count(*) || ' spans have no start, or end before they start; what they say of time is not used'
+from spans
+where name in (${SPAN_REQUEST}, ${SPAN_ENGINE_REQUEST}, ${SPAN_FRONTEND}, ${SPAN_QUEUE},
+               ${SPAN_PREFILL}, ${SPAN_PREFILL_CHUNK}, ${SPAN_DECODE})
+  and (start_ns is null or end_ns < start_ns)
+having count(*) > 0;
+
 -- --- what the engines are -------------------------------------------------------------------
 
 insert into st_engines by name
@@ -58,7 +67,7 @@ select
     any_value(res_device_peak_flops) as peak_flops
 from spans
 where name in (${SPAN_ENGINE_STEP}, ${SPAN_ENGINE_REQUEST})
-   or (name = ${SPAN_REQUEST} and request_index is not null)
+   or (name = ${SPAN_REQUEST} and (request_index is not null or engine_id is not null))
 group by all;
 
 -- --- requests, sequences, phases as written --------------------------------------------------
@@ -126,10 +135,14 @@ with candidates as (
        or e.start_ns between r.start_ns and coalesce(r.end_ns, e.start_ns)
     union all
     -- Another trace: only by id, and only while that request was in flight, since ids
-    -- repeat across restarts. The slack is for clocks of two processes.
+    -- repeat across restarts. The slack is for clocks of two processes. An id that
+    -- hundreds share is no id.
     select e.qid, r.rid, 4, abs(e.start_ns - r.start_ns)
     from c_engine e join c_request r on r.request_id = e.request_id and r.tid <> e.tid
-    where e.start_ns between r.start_ns - 1_000_000_000
+    where e.request_id not in (
+        select request_id from c_request where request_id is not null
+        group by request_id having count(*) > 100)
+      and e.start_ns between r.start_ns - 1_000_000_000
                          and coalesce(r.end_ns, e.start_ns) + 1_000_000_000
 )
 select qid, rid from candidates
@@ -220,30 +233,52 @@ from both_ group by tid;
 
 create or replace temp table c_owned as
 with direct as (
-    select p.sid, o.rid, o.qid, 1 as rank, 0 as apart
+    select p.sid, o.rid, o.qid, 1 as rank
     from c_phase p join c_owner o on o.sid = p.pid
     union all  -- a chunk under its prefill
-    select p.sid, o.rid, o.qid, 2, 0
+    select p.sid, o.rid, o.qid, 2
     from c_phase p join c_phase parent on parent.sid = p.pid join c_owner o on o.sid = parent.pid
-    union all  -- network before the request, beside its request span
-    select p.sid, r.rid, s.qid, 3, abs(p.end_ns - r.start_ns)
-    from c_phase p join c_request r on r.pid = p.pid left join c_seq_of s using (rid)
-    where p.name in (${SPAN_NETWORK}, ${SPAN_FRONTEND}) and p.pid is not null and not r.is_root
-    union all  -- by the ids that the phase carries itself
-    select p.sid, r.rid, s.qid, 4, abs(p.start_ns - r.start_ns)
-    from c_phase p join c_request r on r.tid = p.tid and r.request_id = p.request_id
+    union all  -- network before the request, beside its request span, up to its receipt
+    select p.sid, r.rid, s.qid, 3
+    from c_phase p join c_request r on r.pid = p.pid and r.start_ns = p.end_ns
     left join c_seq_of s using (rid)
-    union all  -- only one it can be
-    select p.sid, t.rid, coalesce(t.qid, s.qid), 5, 0
-    from c_phase p join c_trace_owner t on t.tid = p.tid left join c_seq_of s on s.rid = t.rid
-    where t.rid is not null or t.qid is not null
-    union all  -- the sequence of the trace that was running
-    select p.sid, l.rid, e.qid, 6, p.start_ns - e.start_ns
-    from c_phase p join c_engine e on e.tid = p.tid left join c_link l using (qid)
-    where p.name in (${SPAN_QUEUE}, ${SPAN_PREFILL}, ${SPAN_PREFILL_CHUNK}, ${SPAN_DECODE})
-      and p.start_ns >= e.start_ns and p.start_ns <= coalesce(e.end_ns, p.start_ns)
+    where p.name = ${SPAN_NETWORK} and not r.is_root
 )
 select sid, rid, qid from direct
+qualify row_number() over (partition by sid order by rank, rid, qid) = 1;
+
+-- Second round, for those only: with thousands of requests in one trace, pairing all
+-- phases with all requests would not end.
+create or replace temp table c_stray as
+select p.* from c_phase p anti join c_owned o on o.sid = p.sid;
+
+insert into c_owned
+with crowded as (
+    select tid from c_request group by tid having count(*) > 100
+    union
+    select tid from c_engine group by tid having count(*) > 100
+),
+candidates as (
+    select p.sid, r.rid, s.qid, 1 as rank, abs(p.end_ns - r.start_ns) as apart
+    from c_stray p join c_request r on r.pid = p.pid left join c_seq_of s using (rid)
+    where p.name in (${SPAN_NETWORK}, ${SPAN_FRONTEND}) and p.pid is not null and not r.is_root
+      and p.tid not in (from crowded)
+    union all  -- by the ids that the phase carries itself
+    select p.sid, r.rid, s.qid, 2, abs(p.start_ns - r.start_ns)
+    from c_stray p join c_request r on r.tid = p.tid and r.request_id = p.request_id
+    left join c_seq_of s using (rid)
+    union all  -- only one it can be
+    select p.sid, t.rid, coalesce(t.qid, s.qid), 3, 0
+    from c_stray p join c_trace_owner t on t.tid = p.tid left join c_seq_of s on s.rid = t.rid
+    where t.rid is not null or t.qid is not null
+    union all  -- the sequence of the trace that was running
+    select p.sid, l.rid, e.qid, 4, p.start_ns - e.start_ns
+    from c_stray p join c_engine e on e.tid = p.tid left join c_link l using (qid)
+    where p.name in (${SPAN_QUEUE}, ${SPAN_PREFILL}, ${SPAN_PREFILL_CHUNK}, ${SPAN_DECODE})
+      and p.start_ns >= e.start_ns and p.start_ns <= coalesce(e.end_ns, p.start_ns)
+      and p.tid not in (from crowded)
+)
+select sid, rid, qid from candidates
 qualify row_number() over (partition by sid order by rank, apart, rid, qid) = 1;
 
 -- Phases whose request and sequence spans are both missing: still running when the data

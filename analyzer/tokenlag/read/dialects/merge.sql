@@ -19,8 +19,11 @@ with candidates as (
     where l.trust between 2 and 8
     union all
     select l.rid, u.rid, 2, abs(l.start_ns - u.start_ns)
-    from m_side l join m_side u on u.tid = l.tid and u.trust = 1
-     and (u.request_id = l.core_id or u.core_id = l.core_id)
+    from m_side l join m_side u on u.tid = l.tid and u.trust = 1 and u.request_id = l.core_id
+    where l.trust between 2 and 8
+    union all
+    select l.rid, u.rid, 2, abs(l.start_ns - u.start_ns)
+    from m_side l join m_side u on u.tid = l.tid and u.trust = 1 and u.core_id = l.core_id
     where l.trust between 2 and 8
     union all
     select l.rid, u.rid, 3, abs(l.start_ns - u.start_ns)
@@ -56,6 +59,9 @@ with candidates as (
     select c.rid, s.gid, 4, abs(s.start_ns - c.start_ns)
     from m_side c join m_server s on s.request_id = c.request_id and s.tid <> c.tid
     where c.trust = 9
+      and c.request_id not in (  -- an id that hundreds share is no id
+          select request_id from m_server where request_id is not null
+          group by request_id having count(*) > 100)
       and s.start_ns between c.start_ns - 1_000_000_000
                          and coalesce(c.end_ns, s.start_ns) + 1_000_000_000
 )
@@ -203,7 +209,8 @@ with known as (
         coalesce(f.n_prompt, e.n_prompt) as n_prompt, coalesce(f.n_cached, e.n_cached) as n_cached,
         coalesce(f.n_output, e.n_output) as n_output, e.n_longest,
         coalesce(f.n_preemptions, e.n_preemptions, p.n, nullif(s.n_requeues, 0)) as n_preemptions,
-        e.engine_ns, e.end_ns as engine_end_ns,
+        -- A dialect without the engine's side says only when the front end took it.
+        case when f.trust = 1 or s.scheduled_ns is not null then e.engine_ns end as engine_ns,
         coalesce(s.scheduled_ns, c.scheduled_ns) as scheduled_ns, s.prefilled_ns, s.decoded_ns,
         coalesce(s.has_decode, false) as has_decode, coalesce(s.has_prefill, false) as has_prefill,
         s.network_ns, s.last_ns, coalesce(s.n_prefilled, c.n_chunk_tokens) as n_computed,
@@ -263,10 +270,12 @@ select
     m.prefilled_ns, m.first_token_ns, m.final_ns as last_token_ns, m.end_ns,
     m.client_first_ns, m.client_end_ns, m.client_gap_p50_ms, m.client_gap_max_ms,
     case
+        when m.is_prefill_only then null
         when m.is_client_only then (m.client_first_ns - m.sent_ns) / 1e6
         when m.first_token_ns is not null then coalesce(m.told_ttft_ms, (m.first_token_ns - m.arrival_ns) / 1e6)
     end as ttft_ms,
     case
+        when m.is_prefill_only then null
         when m.is_client_only then case when m.client_first_ns is not null then 'measured' end
         when m.first_token_ns is not null
             then case when m.told_ttft_ms is not null then 'measured' else 'derived' end

@@ -123,7 +123,11 @@ select
     m.sid as qid, m.rid, 'sglang' as dialect, 3 as trust,
     coalesce(m.engine, m.instance, m.host, 'sglang') as engine_id, m.sequence,
     nullif(nullif(m.role, ''), 'null') as role,
-    m.start_ns, m.end_ns, m.n_prompt, m.n_cached, m.n_output, p.n_preemptions
+    coalesce(
+        (select min(b.start_ns) from s_engine e join s_below b on b.thread = e.thread
+         where e.root = m.sid and b.depth >= 2),
+        m.start_ns) as start_ns,
+    m.end_ns, m.n_prompt, m.n_cached, m.n_output, p.n_preemptions
 from s_member m left join s_preempted p using (sid);
 
 insert into st_engines by name

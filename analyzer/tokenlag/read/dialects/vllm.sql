@@ -82,7 +82,8 @@ from v_member group by rid;
 insert into st_sequences by name
 select
     qid, rid, 'vllm' as dialect, 2 as trust, engine as engine_id, sequence,
-    start_ns, end_ns, n_prompt, n_cached, n_output
+    start_ns + coalesce(greatest(ttft_ns - queue_ns - prefill_ns, 0), 0) as start_ns, end_ns,
+    n_prompt, n_cached, n_output
 from v_member;
 
 insert into st_engines by name
