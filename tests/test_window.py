@@ -20,6 +20,7 @@ from tokenlag.window import (
     Window,
     format_duration,
     format_time,
+    no_data,
     parse_duration_ns,
     parse_goodput,
     parse_slo,
@@ -225,6 +226,18 @@ def test_old_traces_say_what_they_span_and_what_to_type() -> None:
         window("15m", age=48 * HOUR)
     assert "2026-07-24T13:00:00+02:00 to 2026-07-24T16:00:00+02:00" in str(caught.value)
     assert caught.value.flags == ("--since-end", "15m")
+
+
+def test_nobody_has_to_copy_nanoseconds() -> None:
+    start_ns, end_ns = NOW + 5, NOW + HOUR + 5
+    error = no_data("baseline", None, start_ns, end_ns, BERLIN)
+    assert "2026-07-26T16:00:00+02:00 to 2026-07-26T17:00:01+02:00" in str(error)
+    assert error.flags == (
+        "--since",
+        "2026-07-26T16:30:00+02:00",
+        "--baseline",
+        "2026-07-26T16:00:00+02:00/2026-07-26T16:30:00+02:00",
+    )
 
 
 def test_an_absolute_since_is_offered_an_hour() -> None:

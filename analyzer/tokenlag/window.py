@@ -201,11 +201,15 @@ def no_data(
 
     `since` is what the user asked for; a duration is offered again as `--since-end`.
     """
+    if data_end_ns - data_start_ns > 60 * NS_PER_S:  # nobody copies nanoseconds
+        data_start_ns -= data_start_ns % NS_PER_S
+        data_end_ns += -data_end_ns % NS_PER_S
     if what == "window":
         is_ago = since is not None and is_duration(since)
         flags = ["--since-end", since.strip() if is_ago and since is not None else "1h"]
     else:
         middle_ns = (data_start_ns + data_end_ns) // 2
+        middle_ns -= middle_ns % NS_PER_S if data_end_ns % NS_PER_S == 0 else 0
         flags = [
             "--since",
             format_time(middle_ns, tz),

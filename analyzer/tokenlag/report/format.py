@@ -46,7 +46,7 @@ def milliseconds(ms: float | None) -> str:
     size = abs(ms)
     if size == 0:
         return "0 ms"
-    if size < 0.09995:
+    if size < 0.9995:
         return f"{_three_digits(ms * 1e3)} µs"
     if size < 999.5:
         return f"{_three_digits(ms)} ms"
