@@ -130,7 +130,7 @@ def explain_epoch(store: Store, key: int) -> stepmodel.StepModel:
     found = streams.find_streams(epoch.steps, epoch.chunks, epoch.runs)
     bound, is_told = limits.find_bounds(_limit_inputs(epoch))
     window = epoch.window_of(epoch.steps.end_ns)
-    _write_costs(store, epoch, window, (fitted, decode_only, prefill), found, bound, is_told)
+    _write_costs(store, epoch, window, (fitted, decode_only, prefill), model, found, bound, is_told)
     _write_gaps(store, epoch, found, decode_only, prefill)
     share = blame.chunk_shares(
         epoch.chunks, model.per_token_ms, model.per_attention_ms, len(epoch.steps.index)
@@ -219,13 +219,17 @@ def _write_costs(
     epoch: Epoch,
     window: npt.NDArray[np.object_],
     costs: tuple[Floats, Floats, Floats],
+    model: stepmodel.StepModel,
     found: streams.Streams,
     bound: npt.NDArray[np.object_],
     is_told: npt.NDArray[np.bool_],
 ) -> None:
     fitted, decode_only, prefill = costs
     steps, inside = epoch.steps, window != None  # noqa: E711
-    idle = np.nan_to_num(epoch.columns.floats("idle_ms"), nan=0.0)
+    # Between steps the host is late only if somebody waits: otherwise the engine was idle.
+    waited = (found.n_waiting_on > 0) | _waits_before(epoch)
+    wall = np.where(waited, steps.wall_ms, steps.cadence_ms)
+    ctx = np.nan_to_num(epoch.columns.floats("n_context_tokens"), nan=0.0)
     store.insert(
         "step_costs",
         {
@@ -234,7 +238,7 @@ def _write_costs(
             "window_name": window[inside],
             "start_ns": steps.start_ns[inside],
             "end_ns": steps.end_ns[inside],
-            "wall_ms": np.maximum(steps.wall_ms - idle, steps.cadence_ms)[inside],
+            "wall_ms": wall[inside],
             "cadence_ms": steps.cadence_ms[inside],
             "n_prefill_tokens": steps.n_prefill_tokens[inside],
             "n_decode": steps.n_decode[inside],
@@ -243,11 +247,22 @@ def _write_costs(
             "decode_only_ms": nullable(decode_only[inside]),
             "prefill_ms": nullable(prefill[inside]),
             "residual_ms": nullable((steps.cadence_ms - fitted)[inside]),
+            "context_ms": nullable(
+                (model.per_context_ms * ctx if model.has_decode else fitted)[inside]
+            ),
             "n_streams": found.n_waiting_on[inside],
             "bound": bound[inside],
             "is_bound_told": is_told[inside],
         },
     )
+
+
+def _waits_before(epoch: Epoch) -> npt.NDArray[np.bool_]:
+    """Whether requests were left waiting after the step before."""
+    waiting = np.nan_to_num(epoch.columns.floats("n_waiting"), nan=0.0) > 0
+    out = np.zeros(len(waiting), dtype=bool)
+    out[1:] = waiting[:-1]
+    return out
 
 
 def _write_gaps(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tokenlag.explain import arrivals, changepoint, compare, costs
+from tokenlag.explain import arrivals, changepoint, compare, costs, residuals
 from tokenlag.explain.arrays import Columns
 from tokenlag.explain.engine import explain_epoch
 from tokenlag.explain.sql import query
@@ -69,6 +69,7 @@ def explain(
     costs.write_alone_costs(store, models, known)
     for name in ("reuse", "ghosts", "demand", "binding", "growth"):
         store.execute(query(name))
+    residuals.write_residuals(store)
     _mark_arrivals(store, windows)
     compare.write_changes(store)
     _write_objectives(store, objectives)

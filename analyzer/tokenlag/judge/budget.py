@@ -96,7 +96,7 @@ def _objective(
 def _marked(
     actual: float, limit: float | None, over: tuple[float, str], largest: tuple[float, str]
 ) -> str | None:
-    """The line to look at: the largest excess if it is a real part of the whole, else the largest."""
+    """The line to look at: the largest excess if it is a real part of it, else the largest."""
     if limit is not None:
         if actual <= limit:
             return None

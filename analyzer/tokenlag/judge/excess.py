@@ -24,6 +24,8 @@ NOTICED_MS = 250.0
 MOVED_FRAC = 0.20
 MOVED_MS = 20.0
 MIN_REQUESTS = 10
+MIN_SLOW = 8
+MIN_SLOW_HINT = 3
 
 
 @dataclass(frozen=True)
@@ -31,13 +33,15 @@ class Excess:
     """One symptom's excess in the window.
 
     `alone_ms` and `rise_ms` are sums over requests (or gaps); NaN where it cannot be known.
-    `is_visible`: worth a verdict. `slow`: which requests are slow by it.
+    `is_visible`: worth a verdict. `is_hinted`: too few to call, yet enough not to call it
+    healthy where the parts that would explain it were not recorded. `slow`: which requests are slow by it.
     """
 
     symptom: str
     alone_ms: float
     rise_ms: float
     is_visible: bool
+    is_hinted: bool
     slow: npt.NDArray[np.bool_]
     reason: str
 
@@ -96,16 +100,19 @@ def _one(
     known = np.isfinite(over_ms)
     alone = float(np.maximum(over_ms[known], 0.0).sum()) if known.any() else float("nan")
     rise = change[0] * n if change is not None else float("nan")
-    many = n >= MIN_REQUESTS and float(slow.sum()) >= SLOW_SHARE * max(int(known.sum()), 1)
+    n_slow = int(slow.sum())
+    is_share = n >= MIN_REQUESTS and n_slow >= SLOW_SHARE * max(int(known.sum()), 1)
+    many = is_share and n_slow >= MIN_SLOW
     moved = n >= MIN_REQUESTS and _has_moved(change)
     reason = ""
-    if many:
+    hinted = is_share and n_slow >= MIN_SLOW_HINT
+    if hinted:
         reason = (
             f"{int(slow.sum())} of {int(known.sum())} requests take over twice their alone cost"
         )
     if moved and change is not None:
         reason = f"the mean rose by {change[0]:.0f} ms over the baseline"
-    return Excess(symptom, alone, rise, many or moved, slow, reason)
+    return Excess(symptom, alone, rise, many or moved, hinted, slow, reason)
 
 
 def _itl(
@@ -124,7 +131,7 @@ def _itl(
             low is not None and low > 0 and change[2] > 0 and per_token >= MOVED_FRAC * change[2]
         )
     return Excess(
-        "itl", excess_ms, rise, moved and len(requests) >= MIN_REQUESTS,
+        "itl", excess_ms, rise, moved and len(requests) >= MIN_REQUESTS, False,
         np.zeros(len(requests), dtype=bool),
         "the time per token rose over the baseline" if moved else "",
     )  # fmt: skip

@@ -67,6 +67,9 @@ def decide(situation: Situation) -> Verdict:
     if visible:
         worst = max(visible, key=lambda e: (bool(e.slow.any()), np.nan_to_num(e.alone_ms)))
         return _unexplained_or_blind(situation, worst.symptom, worst.reason)
+    for hint in (e for e in situation.excess.values() if e.is_hinted):
+        if _missing(situation, hint.symptom):
+            return _unexplained_or_blind(situation, hint.symptom, hint.reason)
     if _is_start_burst(situation):
         return _inconclusive(
             "ttft",
@@ -102,7 +105,7 @@ def _inconclusive(symptom: Symptom | None, missing: list[str], why: str) -> Verd
 def _unexplained_or_blind(situation: Situation, symptom: str, reason: str) -> Verdict:
     """A real slowness without a cause: named as such, or as what is missing to find it."""
     name: Symptom = symptom if symptom in ("ttft", "itl", "e2e") else "e2e"  # type: ignore[assignment]
-    missing = [need for need in NEEDED[name] if need not in situation.capabilities]
+    missing = _missing(situation, name)
     if missing:
         return Verdict(
             "inconclusive", name, None, missing, None,
@@ -119,6 +122,10 @@ def _unexplained_or_blind(situation: Situation, symptom: str, reason: str) -> Ve
         "problem", name, None, [], dimension,
         f"{name.upper()} is slow ({reason}), and no known cause explains it.{where}",
     )  # fmt: skip
+
+
+def _missing(situation: Situation, symptom: str) -> list[str]:
+    return [need for need in NEEDED[symptom] if need not in situation.capabilities]
 
 
 def _dimension(situation: Situation, symptom: str) -> dict[str, str] | None:

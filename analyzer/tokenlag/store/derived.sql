@@ -64,7 +64,7 @@ create table step_costs (
     window_name     varchar not null,
     start_ns        bigint not null,
     end_ns          bigint not null,
-    wall_ms         double not null,     -- end − end of the step before (an idle pause in front excluded)
+    wall_ms         double not null,     -- end − end of the step before where somebody waited, else the cadence
     cadence_ms      double not null,
     n_prefill_tokens bigint not null,
     n_decode        bigint not null,
@@ -73,6 +73,7 @@ create table step_costs (
     decode_only_ms  double,              -- what it says for the batch without its prompt chunks
     prefill_ms      double,              -- marginal time of the chunks: fitted − decode_only, at most what was measured
     residual_ms     double,              -- measured − fitted
+    context_ms      double,              -- the model's context term: what reading the streams' KV takes
     n_streams       bigint not null,     -- streams whose next token waited on this step
     bound           varchar,             -- what kept the queue's head out: told, or inferred where n_waiting > 0
     is_bound_told   boolean not null
@@ -239,4 +240,74 @@ create table growth (
     factor     varchar not null,   -- 'arrivals' 'prompts' 'cache' 'outputs' 'speed' 'limit'
     log_growth double not null,    -- ln(window ÷ baseline) of the work it makes; 'limit': of the shrinking
     share_frac double not null     -- of all growth (what shrank counts as 0)
+);
+
+-- Steps of the window against what the same batch cost before (or costs on the other engines):
+-- observed = slope × expected + intercept, robust. A factor is slope > 1, a constant intercept > 0.
+create table step_shift (
+    engine_id      varchar not null,
+    basis          varchar not null,  -- 'baseline' | 'other engines'
+    n_decode_steps bigint not null,
+    n_mixed_steps  bigint not null,
+    slope          double,            -- NULL: expected times too alike to tell a factor from a constant
+    intercept_ms   double,
+    ratio_decode   double,            -- median observed ÷ expected of decode-only steps
+    ratio_mixed    double,            -- of steps with prompt chunks
+    ratio_lo       double,            -- 90 % interval of the median ratio of all, over blocks of time
+    ratio_hi       double,
+    expected_ms    double,            -- median expected decode-only step
+    excess_ms      double not null,   -- Σ (observed − expected) × streams that waited on the step
+    stream_ms      double not null    -- Σ observed × streams
+);
+
+-- Steps that took far longer than their batch explains, with work in hand.
+create table stoppages (
+    window_name    varchar not null,
+    epoch_key      integer not null,
+    step_index     bigint not null,
+    end_ns         bigint not null,
+    excess_ms      double not null,   -- above what the batch explains
+    n_streams      bigint not null,
+    n_prefill_tokens bigint not null,
+    shape          varchar not null,  -- its shape class: the next power of two of its prompt tokens, or of its streams
+    is_first_of_shape boolean not null, -- no earlier step of this engine's run had this shape
+    age_s          double not null    -- since the engine's first step
+);
+
+-- Whether the stoppages of an engine come at intervals.
+create table pauses (
+    window_name varchar not null,
+    engine_id   varchar not null,
+    n_pauses    bigint not null,
+    period_s    double,            -- median spacing
+    spacing_cv  double,            -- spread of the spacing ÷ its mean, robust
+    size_ms     double,            -- median
+    size_cv     double,
+    duty_frac   double,            -- share of the time from first to last that they take
+    first_shape_frac double,       -- share that were the first of their shape
+    held_ms     double,            -- Σ excess × streams
+    steps_frac  double             -- share of the window's steps
+);
+
+-- A jump of the step time at one batch size.
+create table ceilings (
+    engine_id  varchar not null,
+    threshold  bigint not null,    -- the last batch size below the jump
+    jump_ms    double not null,
+    below_ms   double not null,    -- usual step time below
+    n_below    bigint not null,
+    n_above    bigint not null,
+    sharpness  double not null,    -- part of the jump that lies within the neighbouring sizes
+    held_ms    double not null     -- jump × streams, over the window's steps above
+);
+
+-- What requests with a feature add to each step they are in.
+create table step_tax (
+    feature    varchar not null,
+    n_with     bigint not null,    -- steps with such a request
+    n_without  bigint not null,
+    extra_ms   double not null,    -- difference of the median residuals
+    usual_ms   double not null,    -- median step without
+    z          double not null,    -- extra ÷ its standard error over blocks of time
+    held_ms    double not null     -- extra × streams, over the window's steps with
 );

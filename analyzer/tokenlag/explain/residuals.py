@@ -1,0 +1,223 @@
+"""What the steps' residuals look like: shifted, stopped, jumping at a size, taxed by a feature.
+
+Fills `step_shift`, `stoppages`, `pauses`, `ceilings` and `step_tax` from `step_costs`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenlag.explain import shift, stoppage
+from tokenlag.explain.arrays import Columns, Floats, Ints, nullable
+from tokenlag.explain.sql import query
+from tokenlag.store.connection import Store
+
+Bools = npt.NDArray[np.bool_]
+
+N_BLOCKS = 20
+MIN_TAX_STEPS = 30
+
+
+def write_residuals(store: Store) -> None:
+    """Fills the residual tables for the windows that `step_costs` holds."""
+    rows = Columns(store, query("observed"))
+    if rows.n_rows == 0:
+        return
+    _write_shifts(store, rows)
+    _write_stoppages(store, rows)
+    _write_ceilings(store, rows)
+    _write_tax(store, rows)
+
+
+def _observed(rows: Columns, chosen: Bools) -> shift.Observed:
+    names = (
+        "wall_ms", "n_prefill_tokens", "n_decode", "attention_work", "n_context_tokens", "n_streams",
+    )  # fmt: skip
+    return shift.Observed(*(rows.floats(name)[chosen] for name in names))
+
+
+def _write_shifts(store: Store, rows: Columns) -> None:
+    window, engine = rows.objects("window_name"), rows.objects("engine_id")
+    current = window == "current"
+    engines = sorted(set(engine[current].tolist()))
+    has_baseline = bool((window == "baseline").any())
+    for name in engines:
+        own = current & (engine == name)
+        if has_baseline:
+            before = (window == "baseline") & (engine == name)
+            # A baseline from elsewhere may name its engines otherwise: then all of it stands for it.
+            reference = before if before.sum() >= shift.MIN_STEPS else window == "baseline"
+            basis = "baseline"
+        elif len(engines) > 1:
+            reference, basis = current & (engine != name), "other engines"
+        else:
+            continue
+        found = shift.find_shift(_observed(rows, reference), _observed(rows, own))
+        if found is not None:
+            store.insert(
+                "step_shift",
+                {
+                    "engine_id": [name],
+                    "basis": [basis],
+                    "n_decode_steps": [found.n_decode_steps],
+                    "n_mixed_steps": [found.n_mixed_steps],
+                    **{
+                        key: nullable(np.array([getattr(found, key)]))
+                        for key in (
+                            "slope", "intercept_ms", "ratio_decode", "ratio_mixed", "ratio_lo",
+                            "ratio_hi", "expected_ms", "excess_ms", "stream_ms",
+                        )
+                    },
+                },
+            )  # fmt: skip
+
+
+def _write_stoppages(store: Store, rows: Columns) -> None:
+    window, engine = rows.objects("window_name"), rows.objects("engine_id")
+    epoch, age = rows.ints("epoch_key"), rows.floats("age_s")
+    excess, fitted = rows.floats("excess_ms"), rows.floats("fitted_ms")
+    prefill, n_decode = rows.ints("n_prefill_tokens"), rows.ints("n_decode")
+    classes = stoppage.shape_classes(prefill, n_decode)
+    first = np.zeros(rows.n_rows, dtype=bool)
+    for key in np.unique(epoch):
+        first[epoch == key] = stoppage.is_first_of_shape(classes[epoch == key])
+    for name in ("current", "baseline"):
+        for which in sorted(set(engine[window == name].tolist())):
+            own = np.flatnonzero((window == name) & (engine == which))
+            hit = own[
+                stoppage.find_stoppages(excess[own], fitted[own], rows.ints("n_streams")[own])
+            ]
+            if len(hit) == 0:
+                continue
+            store.insert(
+                "stoppages",
+                {
+                    "window_name": np.full(len(hit), name, dtype=object),
+                    "epoch_key": epoch[hit],
+                    "step_index": rows.ints("step_index")[hit],
+                    "end_ns": rows.ints("end_ns")[hit],
+                    "excess_ms": excess[hit],
+                    "n_streams": rows.ints("n_streams")[hit],
+                    "n_prefill_tokens": prefill[hit],
+                    "shape": np.array([_shape(c) for c in classes[hit].tolist()], dtype=object),
+                    "is_first_of_shape": first[hit],
+                    "age_s": age[hit],
+                },
+            )
+            _write_rhythm(store, rows, name, which, hit, first, len(own))
+
+
+def _shape(shape_class: int) -> str:
+    if shape_class >= 0:
+        return f"prompt tokens up to {2**shape_class}"
+    return f"streams up to {2 ** (-1 - shape_class)}"
+
+
+def _write_rhythm(
+    store: Store, rows: Columns, window: str, engine: str, hit: Ints, first: Bools, n_steps: int
+) -> None:
+    excess = rows.floats("excess_ms")[hit]
+    found = stoppage.rhythm(rows.ints("end_ns")[hit], excess)
+    if found is None:
+        return
+    store.insert(
+        "pauses",
+        {
+            "window_name": [window],
+            "engine_id": [engine],
+            "n_pauses": [found.n_pauses],
+            "period_s": [found.period_s],
+            "spacing_cv": nullable(np.array([found.spacing_cv])),
+            "size_ms": [found.size_ms],
+            "size_cv": [found.size_cv],
+            "duty_frac": [found.duty_frac],
+            "first_shape_frac": [float(first[hit].mean())],
+            "held_ms": [float((excess * rows.floats("n_streams")[hit]).sum())],
+            "steps_frac": [len(hit) / n_steps],
+        },
+    )
+
+
+def _write_ceilings(store: Store, rows: Columns) -> None:
+    window, engine = rows.objects("window_name"), rows.objects("engine_id")
+    prefill = rows.ints("n_prefill_tokens")
+    for name in sorted(set(engine[window == "current"].tolist())):
+        own = (window == "current") & (engine == name)
+        pure = own & (prefill == 0)
+        n_decode = rows.ints("n_decode")
+        found = stoppage.find_ceiling(
+            rows.floats("wall_ms")[pure], n_decode[pure], rows.floats("n_context_tokens")[pure]
+        )
+        if found is None:
+            continue
+        above = own & (n_decode > found.threshold)
+        store.insert(
+            "ceilings",
+            {
+                "engine_id": [name],
+                "threshold": [found.threshold],
+                "jump_ms": [found.jump_ms],
+                "below_ms": [found.below_ms],
+                "n_below": [found.n_below],
+                "n_above": [found.n_above],
+                "sharpness": [found.sharpness],
+                "held_ms": [found.jump_ms * float(rows.floats("n_streams")[above].sum())],
+            },
+        )
+
+
+def _write_tax(store: Store, rows: Columns) -> None:
+    runs = Columns(store, query("feature_runs"))
+    if runs.n_rows == 0:
+        return
+    current = rows.objects("window_name") == "current"
+    usual = rows.floats("fitted_ms")
+    residual, streams = rows.floats("excess_ms"), rows.floats("n_streams")
+    for feature in sorted(set(runs.objects("feature").tolist())):
+        marked = _marked(rows, runs, runs.objects("feature") == feature)
+        known = current & np.isfinite(residual)
+        with_it, without = known & marked, known & ~marked
+        if with_it.sum() < MIN_TAX_STEPS or without.sum() < MIN_TAX_STEPS:
+            continue
+        extra, error = _difference(residual[with_it], residual[without])
+        store.insert(
+            "step_tax",
+            {
+                "feature": [feature],
+                "n_with": [int(with_it.sum())],
+                "n_without": [int(without.sum())],
+                "extra_ms": [extra],
+                "usual_ms": [float(np.median(usual[without]))],
+                "z": [extra / max(error, 1e-9)],
+                "held_ms": [extra * float(streams[with_it].sum())],
+            },
+        )
+
+
+def _marked(rows: Columns, runs: Columns, chosen: Bools) -> Bools:
+    """Steps in which a request with the feature decodes."""
+    epoch, index = rows.ints("epoch_key"), rows.ints("step_index")
+    out = np.zeros(rows.n_rows, dtype=bool)
+    for key in np.unique(epoch):
+        own = np.flatnonzero(epoch == key)
+        mine = chosen & (runs.ints("epoch_key") == key)
+        first = np.searchsorted(index[own], runs.ints("first_step")[mine])
+        last = np.searchsorted(index[own], runs.ints("last_step")[mine], side="right")
+        change = np.zeros(len(own) + 1, dtype=np.int64)
+        np.add.at(change, first, 1)
+        np.add.at(change, last, -1)
+        out[own] = np.cumsum(change[:-1]) > 0
+    return out
+
+
+def _difference(with_it: Floats, without: Floats) -> tuple[float, float]:
+    """Difference of medians and its standard error over blocks of time."""
+
+    def centre(values: Floats) -> tuple[float, float]:
+        blocks = [float(np.median(b)) for b in np.array_split(values, N_BLOCKS) if len(b)]
+        return float(np.median(values)), float(np.std(blocks)) / np.sqrt(len(blocks))
+
+    a, error_a = centre(with_it)
+    b, error_b = centre(without)
+    return a - b, float(np.hypot(error_a, error_b))

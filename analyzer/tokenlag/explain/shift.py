@@ -1,0 +1,153 @@
+"""Are steps of the same batch slower than they were, and by a factor or by a constant?
+
+A step model is fitted on the reference (the baseline's steps; or, where several engines run
+and there is no baseline, the other engines') and asked what the window's batches should have
+cost. Regressing observed on expected tells a factor (clock, power, kernel: slope above 1) from
+a constant (the host is late: intercept above 0), if expected times differ enough; with one
+kind of step the two cannot be told apart, and that is said. See docs/step-model.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenlag.explain import stepmodel
+
+Floats = npt.NDArray[np.float64]
+
+MIN_STEPS = 50
+MIN_MIXED = 5
+MIN_SPREAD = 2.5
+N_BLOCKS = 20
+HUBER = 1.5
+ITERATIONS = 20
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Steps with work in hand, in time order. `wall_ms`: end to end, the host's gap included."""
+
+    wall_ms: Floats
+    n_prefill_tokens: Floats
+    n_decode: Floats
+    attention_work: Floats
+    n_context_tokens: Floats
+    n_streams: Floats
+
+    def joined(self, other: Observed) -> Observed:
+        """Both, one after the other."""
+        pairs = ((getattr(self, name), getattr(other, name)) for name in self.__dataclass_fields__)
+        return Observed(*(np.concatenate(pair) for pair in pairs))
+
+
+@dataclass(frozen=True)
+class Shift:
+    """How one engine's steps stand to the reference; see table `step_shift`."""
+
+    n_decode_steps: int
+    n_mixed_steps: int
+    slope: float
+    intercept_ms: float
+    ratio_decode: float
+    ratio_mixed: float
+    ratio_lo: float
+    ratio_hi: float
+    expected_ms: float
+    excess_ms: float
+    stream_ms: float
+
+
+def find_shift(reference: Observed, window: Observed) -> Shift | None:
+    """Compares; None where either side has too few steps or the reference cannot be fitted."""
+    if len(reference.wall_ms) < MIN_STEPS or len(window.wall_ms) < MIN_STEPS:
+        return None
+    model = stepmodel.fit(
+        stepmodel.StepArrays(
+            reference.wall_ms,
+            reference.n_prefill_tokens,
+            reference.n_decode,
+            reference.attention_work,
+            reference.n_context_tokens,
+            np.ones(len(reference.wall_ms), dtype=bool),
+        )
+    )
+    if not model.has_decode:
+        return None
+    known = np.ones(len(window.wall_ms), dtype=bool)
+    if not model.has_prefill:
+        known = window.n_prefill_tokens == 0
+    # Batches larger than any of the reference are extrapolation: they say nothing of speed.
+    known &= window.n_decode <= reference.n_decode.max()
+    known &= window.n_prefill_tokens <= max(reference.n_prefill_tokens.max(), 0.0)
+    if known.sum() < MIN_STEPS:
+        return None
+    expected = model.predict(
+        window.n_prefill_tokens, window.n_decode, window.attention_work, window.n_context_tokens
+    )[known]
+    observed, streams = window.wall_ms[known], window.n_streams[known]
+    mixed = window.n_prefill_tokens[known] > 0
+    ratio = observed / np.maximum(expected, 1e-9)
+    low, high = _block_interval(ratio)
+    slope, intercept = _line(expected, observed)
+    if not _is_separable(expected, mixed):
+        slope, intercept = np.nan, np.nan
+    return Shift(
+        n_decode_steps=int((~mixed).sum()),
+        n_mixed_steps=int(mixed.sum()),
+        slope=slope,
+        intercept_ms=intercept,
+        ratio_decode=float(np.median(ratio[~mixed])) if (~mixed).any() else np.nan,
+        ratio_mixed=float(np.median(ratio[mixed])) if mixed.sum() >= MIN_MIXED else np.nan,
+        ratio_lo=low,
+        ratio_hi=high,
+        expected_ms=float(np.median(expected[~mixed])) if (~mixed).any() else float(np.median(expected)),
+        excess_ms=float(((observed - expected) * streams).sum()),
+        stream_ms=float((observed * streams).sum()),
+    )  # fmt: skip
+
+
+def _is_separable(expected: Floats, mixed: npt.NDArray[np.bool_]) -> bool:
+    """Whether expected times spread enough, by steps that are not just a few."""
+    if mixed.sum() < MIN_MIXED:
+        low, high = np.quantile(expected, [0.05, 0.95])
+        return bool(high >= MIN_SPREAD * low)
+    return (
+        bool(np.median(expected[mixed]) >= MIN_SPREAD * np.median(expected[~mixed]))
+        if ((~mixed).any())
+        else bool(np.quantile(expected, 0.95) >= MIN_SPREAD * np.quantile(expected, 0.05))
+    )
+
+
+def _line(expected: Floats, observed: Floats) -> tuple[float, float]:
+    """Robust line with relative errors: slope and intercept."""
+    weight = 1.0 / np.maximum(expected, 1e-9)
+    # Short steps are nearly all of the steps; long ones must weigh as a group as much.
+    edges = np.quantile(expected, [0.0, 0.25, 0.5, 0.75, 1.0])
+    group = np.clip(np.searchsorted(np.unique(edges), expected, side="right") - 1, 0, 3)
+    long = expected > 2.0 * np.median(expected)
+    group[long] = 4
+    share = np.bincount(group, minlength=5).astype(np.float64)
+    balance = 1.0 / share[group]
+    huber = np.ones(len(expected))
+    design = np.column_stack([expected, np.ones(len(expected))])
+    beta = np.array([1.0, 0.0])
+    for _ in range(ITERATIONS):
+        total = weight * weight * balance * huber
+        weighted = design * total[:, None]
+        beta = np.linalg.lstsq(weighted.T @ design, weighted.T @ observed, rcond=None)[0]
+        residual = (design @ beta - observed) * weight
+        spread = 1.4826 * float(np.median(np.abs(residual))) + 1e-9
+        huber = np.minimum(1.0, HUBER * spread / np.maximum(np.abs(residual), 1e-12))
+    return float(beta[0]), float(beta[1])
+
+
+def _block_interval(ratio: Floats) -> tuple[float, float]:
+    """90 % interval of the median ratio, from the spread of medians of blocks of time."""
+    blocks = [b for b in np.array_split(ratio, N_BLOCKS) if len(b)]
+    medians = np.array([np.median(b) for b in blocks])
+    centre = float(np.median(ratio))
+    error = 1.645 * float(medians.std(ddof=1)) / np.sqrt(len(medians)) if len(medians) > 1 else 0.0
+    return centre - error, centre + error

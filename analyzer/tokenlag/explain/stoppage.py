@@ -1,0 +1,160 @@
+"""Steps that stop for longer than their batch explains: at intervals, or the first of a shape.
+
+A stoppage is a step whose end-to-end time, with work in hand, exceeds what the model says by
+several times the usual spread and by several usual steps. Their spacing tells pauses of the
+host or engine (regular, any shape) from first uses of a shape (compilation, capture). What
+paused it is not in the trace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+MIN_EXCESS_MS = 40.0
+MIN_USUAL_STEPS = 4.0
+MIN_SPREADS = 8.0
+MAX_STEPS_FRAC = 0.05
+MIN_PAUSES = 5
+
+
+def find_stoppages(excess_ms: Floats, expected_ms: Floats, n_streams: Ints) -> Bools:
+    """Which steps are stoppages. `excess_ms` = observed − expected; NaN where unknown."""
+    known = np.isfinite(excess_ms)
+    if not known.any():
+        return np.zeros(len(excess_ms), dtype=bool)
+    relative = excess_ms[known] / np.maximum(expected_ms[known], 1e-9)
+    spread = 1.4826 * float(np.median(np.abs(relative - np.median(relative))))
+    usual = float(np.median(expected_ms[known]))
+    floor = np.maximum(MIN_EXCESS_MS, MIN_USUAL_STEPS * usual)
+    out = known & (excess_ms >= floor) & (n_streams > 0)
+    # Long steps err by more milliseconds: an outlier must also be one relative to its own size.
+    out[known] &= relative >= np.maximum(MIN_SPREADS * spread, 0.5)
+    # What is common is not a stoppage but another speed.
+    return out if out.mean() <= MAX_STEPS_FRAC else np.zeros(len(out), dtype=bool)
+
+
+def shape_classes(n_prefill_tokens: Ints, n_decode: Ints) -> Ints:
+    """A class a step: next power of two of its prompt tokens, else (negative) of its streams."""
+    prefill = np.ceil(np.log2(np.maximum(n_prefill_tokens, 1))).astype(np.int64)
+    decode = np.ceil(np.log2(np.maximum(n_decode, 1))).astype(np.int64)
+    return np.where(n_prefill_tokens > 0, prefill, -1 - decode)
+
+
+def is_first_of_shape(classes: Ints) -> Bools:
+    """For each step, in order, whether no earlier one had its class."""
+    out = np.zeros(len(classes), dtype=bool)
+    out[np.unique(classes, return_index=True)[1]] = True
+    return out
+
+
+@dataclass(frozen=True)
+class Rhythm:
+    """Spacing and size of an engine's stoppages."""
+
+    n_pauses: int
+    period_s: float
+    spacing_cv: float
+    size_ms: float
+    size_cv: float
+    duty_frac: float
+
+
+def rhythm(end_ns: Ints, excess_ms: Floats) -> Rhythm | None:
+    """How regular stoppages are; None for fewer than `MIN_PAUSES`.
+
+    Spacings are measured in periods, so that one that was missed (the engine was idle, or two
+    fell together) does not make a regular series look irregular.
+    """
+    if len(end_ns) < MIN_PAUSES:
+        return None
+    spacing = np.diff(end_ns) / 1e9
+    spacing = spacing[spacing > 0]
+    if len(spacing) < MIN_PAUSES - 1:
+        return None
+    period = float(np.median(spacing))
+    # Fold multiples of the period onto it.
+    turns = np.maximum(np.round(spacing / period), 1.0)
+    folded = spacing / turns
+    period = float(np.median(folded))
+    off = np.abs(folded - period) * np.minimum(turns, 1.0)
+    in_one = turns <= 3
+    cv = 1.4826 * float(np.median(off[in_one])) / period if in_one.any() else np.inf
+    # Uniform chance folded this way is near 0.25 of a period off; report the part that is regular.
+    size = float(np.median(excess_ms))
+    size_cv = 1.4826 * float(np.median(np.abs(excess_ms - size))) / max(size, 1e-9)
+    length = max((int(end_ns[-1]) - int(end_ns[0])) / 1e6, 1e-9)
+    return Rhythm(len(end_ns), period, cv, size, size_cv, float(excess_ms.sum()) / length)
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """A jump of decode step time at one batch size."""
+
+    threshold: int
+    jump_ms: float
+    below_ms: float
+    n_below: int
+    n_above: int
+    sharpness: float
+
+
+MIN_SIDE = 30
+MIN_JUMP_FRAC = 0.2
+
+
+def find_ceiling(wall_ms: Floats, n_decode: Ints, n_context: Floats) -> Ceiling | None:
+    """The batch size above which decode-only steps cost a constant more, or None.
+
+    For each candidate size a line in batch and context with a jump above it is fitted; the best
+    counts if the jump is a fifth of the step below it, and most of it lies between the two
+    neighbouring sizes (attention costs that grow with the batch are smooth).
+    """
+    sizes = np.unique(n_decode)
+    best: tuple[float, int, float] | None = None
+    plain = _fit_error(wall_ms, n_decode, n_context, None)
+    for size in sizes[:-1].tolist():
+        above = n_decode > size
+        if above.sum() < MIN_SIDE or (~above).sum() < MIN_SIDE:
+            continue
+        error, jump = _fit_error(wall_ms, n_decode, n_context, above)
+        if best is None or error < best[0]:
+            best = (error, int(size), jump)
+    if best is None or best[0] > 0.7 * plain[0]:
+        return None
+    _, threshold, jump = best
+    near_below = wall_ms[(n_decode <= threshold) & (n_decode > 0.85 * threshold - 1)]
+    near_above = wall_ms[(n_decode > threshold) & (n_decode < 1.15 * threshold + 2)]
+    if len(near_below) < 5 or len(near_above) < 5:
+        return None
+    below = float(np.median(near_below))
+    step = float(np.median(near_above)) - below
+    if jump < MIN_JUMP_FRAC * below or step < MIN_JUMP_FRAC * below:
+        return None
+    return Ceiling(
+        threshold, step, below, int((n_decode <= threshold).sum()),
+        int((n_decode > threshold).sum()), float(step / jump),
+    )  # fmt: skip
+
+
+def _fit_error(
+    wall_ms: Floats, n_decode: Ints, n_context: Floats, above: Bools | None
+) -> tuple[float, float]:
+    """Sum of absolute residuals (after two rounds of trimming) and the jump."""
+    columns = [np.ones(len(wall_ms)), n_decode.astype(np.float64), n_context]
+    if above is not None:
+        columns.append(above.astype(np.float64))
+    design = np.column_stack(columns)
+    keep = np.ones(len(wall_ms), dtype=bool)
+    beta = np.zeros(design.shape[1])
+    for _ in range(3):
+        beta = np.linalg.lstsq(design[keep], wall_ms[keep], rcond=None)[0]
+        residual = np.abs(design @ beta - wall_ms)
+        keep = residual <= np.quantile(residual, 0.98)
+    return float(residual[keep].sum()), float(beta[-1]) if above is not None else 0.0
