@@ -103,7 +103,7 @@ def diagnose(
         choice = choose_windows(store, request, now_ns=now_ns, tz=tz)
         explain(store, choice.rows, objectives)
         tell("judge", 0.0)
-        diagnosis, rule_problems = _judge(store, request, choice, objectives, rulebook, read, tz)
+        diagnosis, rule_problems = _judge(store, choice, objectives, rulebook, read, tz)
     problems: list[TokenlagError] = [p for r in read for p in r.problems]
     return Outcome(diagnosis, problems + rule_problems)
 
@@ -217,7 +217,8 @@ def _span(store: Store, dataset: int) -> tuple[int, int] | None:
 def _count(store: Store, dataset: int, from_ns: int, to_ns: int) -> int:
     return int(
         store.scalar(
-            "select count(*) from requests where dataset = ? and arrival_ns >= ? and arrival_ns < ?",
+            "select count(*) from requests "
+            "where dataset = ? and arrival_ns >= ? and arrival_ns < ?",
             [dataset, from_ns, to_ns],
         )
         or 0
@@ -226,7 +227,6 @@ def _count(store: Store, dataset: int, from_ns: int, to_ns: int) -> int:
 
 def _judge(
     store: Store,
-    request: Request,
     choice: Choice,
     objectives: list[Objective],
     rulebook: Rulebook,

@@ -100,7 +100,7 @@ def _overlapping(alive_first: Ints, alive_last: Ints, first: Ints, last: Ints) -
     """How many streams had a token before `last` and still waited for one at `first`."""
     begun = np.searchsorted(np.sort(alive_first), last, side="left")
     over = np.searchsorted(np.sort(alive_last), first, side="left")
-    return np.maximum(begun - over, 0).astype(np.int64)
+    return np.asarray(np.maximum(begun - over, 0), dtype=np.int64)
 
 
 def victims_of(

@@ -2,118 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
 
 from tokenlag.explain import blame, limits, stepmodel, streams
-from tokenlag.explain.arrays import Columns, Floats, Ints, nullable, nullable_keys
-from tokenlag.explain.sql import query
+from tokenlag.explain.arrays import Floats, Ints, nullable, nullable_keys
+from tokenlag.explain.blame_tables import write_queue_blame, write_stream_blame
+from tokenlag.explain.epoch import Epoch, read_epoch
 from tokenlag.store.connection import Store
-
-MAX_CULPRITS_WITH_VICTIMS = 20
-MAX_CULPRITS_WITH_MEDIAN = 1000
-MAX_VICTIMS = 50
-
-
-@dataclass(frozen=True)
-class Handles:
-    """What is known of the handles that steps use: sorted by handle."""
-
-    handle: Ints
-    seq_key: Ints
-    request_key: Ints
-    name: npt.NDArray[np.object_]
-    tenant: npt.NDArray[np.object_]
-    n_new: Floats
-
-    def at(self, handle: Ints) -> Ints:
-        """Row of each handle, −1 where unknown."""
-        if len(self.handle) == 0:
-            return np.full(len(handle), -1, dtype=np.int64)
-        where = np.minimum(np.searchsorted(self.handle, handle), len(self.handle) - 1)
-        return np.where(self.handle[where] == handle, where, -1)
-
-    def take(self, column: Ints, handle: Ints) -> Ints:
-        """A key of each handle, −1 where unknown."""
-        row = self.at(handle)
-        return np.where(row >= 0, column[np.maximum(row, 0)] if len(column) else -1, -1)
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """Everything of one epoch that the maths needs."""
-
-    key: int
-    engine_id: str
-    max_seqs: float
-    max_batch_tokens: float
-    columns: Columns
-    steps: streams.Steps
-    chunks: streams.Chunks
-    runs: streams.Runs
-    handles: Handles
-    windows: list[tuple[str, int, int]]
-
-    def window_of(self, ns: Ints) -> npt.NDArray[np.object_]:
-        """The window of each instant, None outside all."""
-        out = np.full(len(ns), None, dtype=object)
-        for name, from_ns, to_ns in self.windows:
-            out[(ns >= from_ns) & (ns < to_ns)] = name
-        return out
-
-
-def read_epoch(store: Store, key: int) -> Epoch:
-    """Fetches one epoch's rows."""
-    engine_id, max_seqs, max_tokens = store.fetchall(query("epoch"), [key])[0]
-    columns = Columns(store, query("epoch_steps"), [key])
-    steps = streams.Steps(
-        index=columns.ints("step_index"),
-        start_ns=columns.ints("start_ns"),
-        end_ns=columns.ints("end_ns"),
-        cadence_ms=columns.floats("cadence_ms"),
-        n_prefill_tokens=columns.ints("n_prefill_tokens"),
-        n_decode=columns.ints("n_decode"),
-    )
-    chunk = Columns(store, query("epoch_chunks"), [key])
-    at = steps.position(chunk.ints("step_index"))
-    held = at < len(steps.index)
-    held[held] = steps.index[at[held]] == chunk.ints("step_index")[held]
-    run = Columns(store, query("epoch_runs"), [key])
-    first = steps.position(run.ints("first_step"))
-    last = np.searchsorted(steps.index, run.ints("last_step"), side="right") - 1
-    real = last >= first
-    known = Columns(store, query("epoch_handles"), [key])
-    order = np.argsort(known.ints("request_index"), kind="stable")
-    return Epoch(
-        key=key,
-        engine_id=str(engine_id),
-        max_seqs=float(max_seqs) if max_seqs else np.inf,
-        max_batch_tokens=float(max_tokens) if max_tokens else np.inf,
-        columns=columns,
-        steps=steps,
-        chunks=streams.Chunks(
-            handle=chunk.ints("request_index")[held],
-            position=at[held],
-            n_tokens=chunk.ints("n_tokens")[held],
-            n_context=chunk.ints("n_context", null=0)[held],
-        ),
-        runs=streams.Runs(
-            run.ints("request_index")[real], first[real], last[real].astype(np.int64)
-        ),
-        handles=Handles(
-            handle=known.ints("request_index")[order],
-            seq_key=known.ints("seq_key")[order],
-            request_key=known.ints("request_key")[order],
-            name=known.objects("request_id")[order],
-            tenant=known.objects("tenant")[order],
-            n_new=known.floats("n_new")[order],
-        ),
-        windows=[
-            (str(n), int(a), int(b)) for n, a, b in store.fetchall(query("epoch_windows"), [key])
-        ],
-    )
 
 
 def explain_epoch(store: Store, key: int) -> stepmodel.StepModel:
@@ -136,9 +32,9 @@ def explain_epoch(store: Store, key: int) -> stepmodel.StepModel:
         epoch.chunks, model.per_token_ms, model.per_attention_ms, len(epoch.steps.index)
     )
     held = blame.hold_ms(epoch.steps, prefill)
-    _write_stream_blame(store, epoch, found, held, share)
+    write_stream_blame(store, epoch, found, held, share)
     may_charge = ~np.isin(bound.astype(str), ["slots", "kv"])
-    _write_queue_blame(store, epoch, share, held, may_charge)
+    write_queue_blame(store, epoch, share, held, may_charge)
     _write_worst_gaps(store, epoch, found)
     return model
 
@@ -318,168 +214,6 @@ def _insert_gaps(
             "is_preempted": is_preempted[inside],
         },
     )
-
-
-def _write_stream_blame(
-    store: Store, epoch: Epoch, found: streams.Streams, held: Floats, share: Floats
-) -> None:
-    known = np.nan_to_num(held, nan=0.0)
-    culprits = blame.blame_streams(epoch.steps, epoch.chunks, found, known, share)
-    guilty = np.flatnonzero(culprits.effect_ms > 0)
-    worst = guilty[np.argsort(-culprits.effect_ms[guilty])]
-    tokens = epoch.handles.n_new[np.maximum(epoch.handles.at(found.alive_handle), 0)]
-    tokens[epoch.handles.at(found.alive_handle) < 0] = np.nan
-    median = np.full(len(culprits.handle), np.nan)
-    for c in worst[:MAX_CULPRITS_WITH_MEDIAN].tolist():
-        hit = (found.alive_first < culprits.last[c]) & (found.alive_last >= culprits.first[c])
-        beside = tokens[hit & (found.alive_handle != culprits.handle[c]) & np.isfinite(tokens)]
-        median[c] = float(np.median(beside)) if len(beside) else np.nan
-    for c in worst[:MAX_CULPRITS_WITH_VICTIMS].tolist():
-        victims, ms = blame.victims_of(int(culprits.handle[c]), epoch.chunks, found, known, share)
-        _write_victims(store, epoch, "stream", culprits, c, victims, ms)
-    mixed = culprits.n_mixed_steps * 2 >= culprits.n_steps
-    _insert_blame(
-        store, epoch, "stream", culprits.handle[guilty], culprits.n_tokens[guilty],
-        culprits.n_victims[guilty], culprits.effect_ms[guilty], culprits.hold_ms[guilty],
-        culprits.worst_gap_ms[guilty], median[guilty], culprits.first[guilty],
-        culprits.last[guilty], culprits.n_steps[guilty],
-        np.where(mixed[guilty], "mixed", "prefill_first").astype(object),
-    )  # fmt: skip
-
-
-def _write_victims(
-    store: Store,
-    epoch: Epoch,
-    kind: str,
-    culprits: blame.Culprits,
-    c: int,
-    victims: Ints,
-    ms: Floats,
-) -> None:
-    keep = np.argsort(-ms)[:MAX_VICTIMS]
-    victims, ms = victims[keep], ms[keep]
-    window = epoch.window_of(epoch.steps.end_ns[culprits.last[c : c + 1]])[0]
-    if window is None:
-        return
-    culprit = epoch.handles.take(epoch.handles.seq_key, culprits.handle[c : c + 1])
-    store.insert(
-        "blame_victims",
-        {
-            "kind": np.full(len(ms), kind, dtype=object),
-            "window_name": np.full(len(ms), window, dtype=object),
-            "culprit_seq_key": nullable_keys(np.repeat(culprit, len(ms))),
-            "victim_key": nullable_keys(epoch.handles.take(epoch.handles.request_key, victims)),
-            "victim_id": _names(epoch, victims),
-            "held_ms": ms,
-        },
-    )
-
-
-def _names(epoch: Epoch, handle: Ints) -> npt.NDArray[np.object_]:
-    rows = epoch.handles.at(handle)
-    named = [
-        epoch.handles.name[r] if r >= 0 and epoch.handles.name[r] else f"#{h}"
-        for r, h in zip(rows.tolist(), handle.tolist(), strict=True)
-    ]
-    out = np.empty(len(named), dtype=object)
-    out[:] = named
-    return out
-
-
-def _insert_blame(
-    store: Store,
-    epoch: Epoch,
-    kind: str,
-    handle: Ints,
-    n_tokens: Ints,
-    n_victims: Ints,
-    effect_ms: Floats,
-    hold: Floats,
-    worst: Floats,
-    median: Floats,
-    first: Ints,
-    last: Ints,
-    n_steps: Ints,
-    mode: npt.NDArray[np.object_],
-) -> None:
-    window = epoch.window_of(epoch.steps.end_ns[last])
-    rows = epoch.handles.at(handle)
-    tenant = np.array(
-        [epoch.handles.tenant[r] if r >= 0 else None for r in rows.tolist()], dtype=object
-    )
-    inside = window != None  # noqa: E711
-    lengths = blame.prompt_lengths(epoch.chunks)
-    store.insert(
-        "blame",
-        {
-            "kind": np.full(int(inside.sum()), kind, dtype=object),
-            "window_name": window[inside],
-            "epoch_key": np.full(int(inside.sum()), epoch.key),
-            "culprit_key": nullable_keys(
-                epoch.handles.take(epoch.handles.request_key, handle)[inside]
-            ),
-            "culprit_seq_key": nullable_keys(
-                epoch.handles.take(epoch.handles.seq_key, handle)[inside]
-            ),
-            "culprit_id": _names(epoch, handle)[inside],
-            "culprit_tenant": tenant[inside],
-            "n_tokens": n_tokens[inside],
-            "n_prompt": np.array([lengths.get(h, 0) for h in handle[inside].tolist()]),
-            "n_victims": n_victims[inside],
-            "effect_ms": effect_ms[inside],
-            "hold_ms": hold[inside],
-            "worst_gap_ms": nullable(worst[inside]),
-            "victim_median_tokens": nullable(median[inside]),
-            "from_ns": epoch.steps.start_ns[first[inside]],
-            "to_ns": epoch.steps.end_ns[last[inside]],
-            "n_steps": n_steps[inside],
-            "mode": mode[inside],
-        },
-    )
-
-
-def _write_queue_blame(
-    store: Store,
-    epoch: Epoch,
-    share: Floats,
-    held: Floats,
-    may_charge: npt.NDArray[np.bool_],
-) -> None:
-    wait = Columns(store, query("epoch_waits"), [epoch.key])
-    waits = blame.Waits(
-        wait.ints("request_index"), wait.ints("start_ns"), wait.ints("end_ns"), wait.floats("n_new")
-    )
-    known = np.nan_to_num(held, nan=0.0)
-    result = blame.blame_queue(epoch.steps, epoch.chunks, share, known, may_charge, waits)
-    if len(result.culprit):
-        of = {int(h): np.flatnonzero(epoch.chunks.handle == h) for h in result.culprit.tolist()}
-        first = np.array([epoch.chunks.position[of[h]].min() for h in result.culprit.tolist()])
-        last = np.array([epoch.chunks.position[of[h]].max() for h in result.culprit.tolist()])
-        _insert_blame(
-            store, epoch, "queue", result.culprit,
-            np.array([int(epoch.chunks.n_tokens[of[h]].sum()) for h in result.culprit.tolist()]),
-            result.n_victims, result.effect_ms, result.worst_ms, result.worst_ms,
-            result.median_victim_tokens, first, last,
-            np.array([len(of[h]) for h in result.culprit.tolist()]),
-            np.full(len(result.culprit), None, dtype=object),
-        )  # fmt: skip
-    hit = result.behind_ms > 0
-    if hit.any():
-        store.execute(
-            "create or replace temp table behind "
-            "(request_key integer, behind_ms double, behind_key integer)"
-        )
-        store.insert(
-            "behind",
-            {
-                "request_key": epoch.handles.take(epoch.handles.request_key, waits.handle[hit]),
-                "behind_ms": result.behind_ms[hit],
-                "behind_key": nullable_keys(
-                    epoch.handles.take(epoch.handles.request_key, result.behind_handle[hit])
-                ),
-            },
-        )
-        store.run_script("tokenlag.explain.sql", "behind.sql")
 
 
 def _write_worst_gaps(store: Store, epoch: Epoch, found: streams.Streams) -> None:

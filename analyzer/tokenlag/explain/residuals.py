@@ -32,8 +32,13 @@ def write_residuals(store: Store) -> None:
 
 def _observed(rows: Columns, chosen: Bools) -> shift.Observed:
     names = (
-        "wall_ms", "n_prefill_tokens", "n_decode", "attention_work", "n_context_tokens", "n_streams",
-    )  # fmt: skip
+        "wall_ms",
+        "n_prefill_tokens",
+        "n_decode",
+        "attention_work",
+        "n_context_tokens",
+        "n_streams",
+    )
     return shift.Observed(*(rows.floats(name)[chosen] for name in names))
 
 
@@ -46,7 +51,7 @@ def _write_shifts(store: Store, rows: Columns) -> None:
         own = current & (engine == name)
         if has_baseline:
             before = (window == "baseline") & (engine == name)
-            # A baseline from elsewhere may name its engines otherwise: then all of it stands for it.
+            # A baseline from elsewhere may name its engines otherwise: then all of it counts.
             reference = before if before.sum() >= shift.MIN_STEPS else window == "baseline"
             basis = "baseline"
         elif len(engines) > 1:

@@ -125,7 +125,8 @@ def _write_objectives(store: Store, objectives: Sequence[Objective]) -> None:
         actual = _actual(store, rows, objective)
         if actual is not None:
             store.execute(
-                "update objectives set actual_ms = ?, is_missed = ? where metric = ? and percentile = ?",
+                "update objectives set actual_ms = ?, is_missed = ? "
+                "where metric = ? and percentile = ?",
                 [
                     actual,
                     actual > objective.limit_ms,

@@ -103,7 +103,7 @@ def find_shift(reference: Observed, window: Observed) -> Shift | None:
         ratio_mixed=float(np.median(ratio[mixed])) if mixed.sum() >= MIN_MIXED else np.nan,
         ratio_lo=low,
         ratio_hi=high,
-        expected_ms=float(np.median(expected[~mixed])) if (~mixed).any() else float(np.median(expected)),
+        expected_ms=float(np.median(expected[~mixed] if (~mixed).any() else expected)),
         excess_ms=float(((observed - expected) * streams).sum()),
         stream_ms=float((observed * streams).sum()),
     )  # fmt: skip

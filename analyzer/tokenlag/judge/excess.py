@@ -34,7 +34,8 @@ class Excess:
 
     `alone_ms` and `rise_ms` are sums over requests (or gaps); NaN where it cannot be known.
     `is_visible`: worth a verdict. `is_hinted`: too few to call, yet enough not to call it
-    healthy where the parts that would explain it were not recorded. `slow`: which requests are slow by it.
+    healthy where the parts that would explain it were not recorded. `slow`: which requests
+    are slow by it.
     """
 
     symptom: str

@@ -91,10 +91,10 @@ def gap_stat(store: Store, window: str) -> tuple[Stat, float]:
         return Stat(None, None, None, None, 0), float("nan")
     value, n = gaps.floats("gap_ms"), gaps.floats("n")
     up_to = np.cumsum(n)
-    at = [float(value[np.searchsorted(up_to, q * up_to[-1])]) for q in (0.5, 0.9, 0.99)]
+    p50, p90, p99 = (float(value[np.searchsorted(up_to, q * up_to[-1])]) for q in (0.5, 0.9, 0.99))
     mean = float(np.average(value, weights=n))
     excess = float(np.nansum(gaps.floats("excess_ms")))
-    return Stat(*at, mean, int(up_to[-1]), max=float(value[-1])), excess
+    return Stat(p50, p90, p99, mean, int(up_to[-1]), max=float(value[-1])), excess
 
 
 def latency(store: Store, columns: Columns, *, has_baseline: bool) -> dict[str, Stat]:

@@ -137,24 +137,28 @@ def _dimension(situation: Situation, symptom: str) -> dict[str, str] | None:
         values = np.nan_to_num(requests.floats(key), nan=0.0)
         slow = values >= np.quantile(values, 0.9)
     prompt = requests.floats("n_prompt")
-    lengths = np.array(
-        [f"{2 ** int(np.log2(p))} to {2 ** (int(np.log2(p)) + 1)} tokens" if p >= 1 else None for p in prompt],
-        dtype=object,
-    )  # fmt: skip
+    lengths = np.array([_length_class(p) for p in prompt], dtype=object)
     best: tuple[float, str, str] | None = None
-    for name, values in (
+    for name, labels in (
         ("tenant", requests.objects("tenant")),
         ("engine", requests.objects("engine_id")),
         ("prompt", lengths),
     ):
-        for value in {v for v in values.tolist() if v is not None}:
-            has = values == value
+        for value in {v for v in labels.tolist() if v is not None}:
+            has = labels == value
             share, overall = float(has[slow].mean()), float(has.mean())
             lift = share / overall if overall > 0 else 0.0
             score = (share - overall) * lift
             if lift >= MIN_LIFT and share >= 0.5 and (best is None or score > best[0]):
                 best = (score, name, str(value))
     return {best[1]: best[2]} if best else None
+
+
+def _length_class(n_prompt: float) -> str | None:
+    if not n_prompt >= 1:
+        return None
+    low = 2 ** int(np.log2(n_prompt))
+    return f"{low} to {2 * low} tokens"
 
 
 def _healthy(situation: Situation) -> Verdict:
