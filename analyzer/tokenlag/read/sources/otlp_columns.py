@@ -4,14 +4,15 @@ Looking at each attribute of each span in a Python loop costs more than parsing 
 of one producer come in few shapes, so spans are grouped by the tuple of their keys; the
 attributes at one position of a group are then one column, which a list comprehension
 takes, and only the positions of declared keys are touched at all. Shapes that are rare
-take the loop. Values are taken out of about a thousand spans at a time, while those are
-in the processor's cache, and the objects are let go; columns are built of many more.
+take the loop. Values are taken out of some hundred spans at a time, while those are in the
+processor's cache, and the objects are let go; columns are built of many more, shape after
+shape, so that a shape costs nothing in the columns that it lacks.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import polars as pl
@@ -33,65 +34,26 @@ from tokenlag.read.sources.otlp_values import CONVERTERS, is_empty
 from tokenlag.read.spans import dtype
 from tokenlag.read.vocabulary import RESOURCE_PREFIX, Vocabulary
 
-SPANS_PER_TAKE: Final = 1024
-SPANS_PER_FRAME: Final = 16_384
+SPANS_PER_TAKE: Final = 512
+SPANS_PER_FRAME: Final = 32_768
 MIN_GROUP: Final = 4  # below this, setting up a group's columns costs more than the loop
+MAX_SHAPES: Final = 64  # above this, shapes are too many to be built one after another
 ORIGIN_SCHEMA: Final = {"source": pl.String(), "scope": pl.String()}
 
 
-class ValueLists:
-    """Lists of values by key, all of one length once they are padded.
+class Values:
+    """Takes declared values out of attributes, and counts those that are not of their type.
 
     Args:
         declared: the keys that are kept, with their types.
-        unconvertible: counts, by key, values that are not of their type.
     """
 
-    def __init__(self, declared: dict[str, str], unconvertible: Counter[str]) -> None:
-        self._declared = declared
-        self._unconvertible = unconvertible
-        self._lists: dict[str, list[Any]] = {}
+    def __init__(self, declared: Mapping[str, str]) -> None:
+        self.declared = dict(declared)
+        self.unconvertible: Counter[str] = Counter()
 
-    def take_group(self, keys: tuple[str, ...], spans: list[Span], row: int) -> None:
-        """Takes the values of spans that all have these keys, for the rows from `row` on."""
-        if self._declared.keys().isdisjoint(keys):
-            return
-        columns = zip(*[span.attributes or () for span in spans], strict=True)
-        for key, column in zip(keys, columns, strict=True):
-            value_type = self._declared.get(key)
-            if value_type is not None:
-                values = self._padded(key, row)
-                values[row:] = self._values(column, value_type)
-
-    def take_one(self, attributes: Sequence[KeyValue], row: int) -> None:
-        """Takes the values of one span or event, for one row."""
-        for item in attributes:
-            value_type = self._declared.get(item.key)
-            if value_type is not None:
-                values = self._padded(item.key, row)
-                values[row:] = [self._convert(item, value_type)]
-
-    def series(self, n_rows: int) -> list[pl.Series]:
-        """Returns a column for each key that has a value, and forgets the values."""
-        columns = []
-        for key in self._lists:
-            values = self._padded(key, n_rows)
-            column, n_lost = typed(key, self._declared[key], values)
-            if n_lost:
-                self._unconvertible[key] += n_lost
-            columns.append(column)
-        self._lists = {}
-        return columns
-
-    def _padded(self, key: str, n_rows: int) -> list[Any]:
-        values = self._lists.setdefault(key, [])
-        n_missing = n_rows - len(values)
-        if n_missing > 0:
-            values += [None] * n_missing
-        return values
-
-    def _values(self, column: Sequence[KeyValue], value_type: str) -> list[Any]:
-        """One key's values, as `otlp_series.typed` wants them."""
+    def of(self, column: Sequence[KeyValue], value_type: str) -> list[Any]:
+        """Returns one key's values, as `otlp_series.typed` wants them."""
         taken: list[Any]
         if value_type == "int":
             taken = [item.value.int_value for item in column]
@@ -108,25 +70,86 @@ class ValueLists:
                     for item in column
                 ]
             except (AttributeError, TypeError):  # some are no arrays of decimal text
-                return [self._convert(item, value_type) for item in column]
+                return [self.convert(item, value_type) for item in column]
         else:
-            return [self._convert(item, value_type) for item in column]
+            return [self.convert(item, value_type) for item in column]
         if None in taken:  # some came in another field than their type's
             for index, value in enumerate(taken):
                 if value is None:
-                    taken[index] = self._convert(column[index], value_type)
+                    taken[index] = self.convert(column[index], value_type)
         return taken
 
-    def _convert(self, item: KeyValue, value_type: str) -> Any:
+    def convert(self, item: KeyValue, value_type: str) -> Any:
+        """Returns one value, in the same form."""
         value = CONVERTERS[value_type](item.value)
         if value is None:
             if not is_empty(item.value):
-                self._unconvertible[item.key] += 1
+                self.unconvertible[item.key] += 1
         elif value_type == "int":
             return str(value)
         elif value_type == "int[]" and isinstance(value, list):
             return INT_SEPARATOR.join(map(str, value))
         return value
+
+    def series(self, key: str, values: list[Any]) -> pl.Series:
+        """Returns the column of a declared key."""
+        column, n_lost = typed(key, self.declared[key], values)
+        if n_lost:
+            self.unconvertible[key] += n_lost
+        return column
+
+
+class _Shape:
+    """The rows of spans that all have the same keys in the same order."""
+
+    def __init__(self, keys: tuple[str, ...], values: Values) -> None:
+        self.rows = _SpanLists()
+        self._values = values
+        positions = {key: index for index, key in enumerate(keys) if key in values.declared}
+        self._kept = [(index, key, values.declared[key]) for key, index in positions.items()]
+        self._lists: dict[str, list[Any]] = {key: [] for key in positions}
+
+    def take(self, origin: int, spans: list[Span]) -> None:
+        self.rows.take(origin, spans)
+        if self._kept:
+            columns = list(zip(*[span.attributes or () for span in spans], strict=True))
+            for index, key, value_type in self._kept:
+                self._lists[key] += self._values.of(columns[index], value_type)
+
+    def series(self) -> dict[str, pl.Series]:
+        return {key: self._values.series(key, taken) for key, taken in self._lists.items()}
+
+
+class _Mixed:
+    """The rows of spans or events of any shape, one after the other."""
+
+    def __init__(self, values: Values) -> None:
+        self.rows = _SpanLists()
+        self._values = values
+        self._lists: dict[str, list[Any]] = {}
+
+    def take(self, origin: int, spans: list[Span]) -> None:
+        row = len(self.rows.origins)
+        for index, span in enumerate(spans):
+            self.take_one(span.attributes or (), row + index)
+        self.rows.take(origin, spans)
+
+    def take_one(self, attributes: Sequence[KeyValue], row: int) -> None:
+        for item in attributes:
+            value_type = self._values.declared.get(item.key)
+            if value_type is not None:
+                values = self._padded(item.key, row)
+                values[row:] = [self._values.convert(item, value_type)]
+
+    def series(self, n_rows: int) -> dict[str, pl.Series]:
+        return {key: self._values.series(key, self._padded(key, n_rows)) for key in self._lists}
+
+    def _padded(self, key: str, n_rows: int) -> list[Any]:
+        values = self._lists.setdefault(key, [])
+        n_missing = n_rows - len(values)
+        if n_missing > 0:
+            values += [None] * n_missing
+        return values
 
 
 class Columns:
@@ -146,14 +169,19 @@ class Columns:
         self._vocabulary = vocabulary
         self._sink = sink
         self._losses = Losses()
-        self._unconvertible: Counter[str] = Counter()
-        self._origins: dict[tuple[Any, ...], int] = {}
+        self._values = Values(vocabulary.span)
+        self._resource_values = Values(vocabulary.resource)
+        self._event_values = Values(vocabulary.event)
         self._groups: dict[tuple[int, tuple[str, ...]], list[Span]] = {}
         self._n_grouped = 0
-        self._rows = _SpanLists()
-        self._values = ValueLists(dict(vocabulary.span), self._unconvertible)
-        self._events = _EventLists()
-        self._event_values = ValueLists(dict(vocabulary.event), self._unconvertible)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._origins: dict[tuple[Any, ...], int] = {}
+        self._shapes: dict[tuple[str, ...], _Shape] = {}
+        self._mixed = _Mixed(self._values)
+        self._n_rows = 0
+        self._events = _EventLists(self._event_values)
 
     def add(
         self, source: str, resource: Resource | None, scope: str | None, spans: list[Span]
@@ -164,21 +192,24 @@ class Columns:
             self._group(origin, spans[start : start + SPANS_PER_TAKE])
             if self._n_grouped >= SPANS_PER_TAKE:
                 self._take_values()
-                if len(self._rows.origins) >= SPANS_PER_FRAME:
+                if self._n_rows >= SPANS_PER_FRAME:
                     self.flush()
 
     def flush(self) -> None:
         """Hands everything that was added to the sink."""
         self._take_values()
-        if self._rows.origins:
+        if self._n_rows:
             self._sink(self._frame(), self._event_frame())
-        self._rows, self._events, self._origins = _SpanLists(), _EventLists(), {}
+        self._clear()
 
     def take_losses(self) -> Losses:
         """Returns what was counted since the last call."""
         losses, self._losses = self._losses, Losses()
-        losses.unconvertible = dict(self._unconvertible)
-        self._unconvertible.clear()
+        total: Counter[str] = Counter()
+        for values in (self._values, self._resource_values, self._event_values):
+            total.update(values.unconvertible)
+            values.unconvertible.clear()
+        losses.unconvertible = dict(total)
         return losses
 
     def _origin(self, source: str, resource: Resource | None, scope: str | None) -> int:
@@ -189,7 +220,7 @@ class Columns:
             if item.key in declared:
                 value = CONVERTERS[declared[item.key]](item.value)
                 if value is None and not is_empty(item.value):
-                    self._unconvertible[item.key] += 1
+                    self._resource_values.unconvertible[item.key] += 1
                 found[item.key] = tuple(value) if isinstance(value, list) else value
         key = (source, scope, *found.values())
         return self._origins.setdefault(key, len(self._origins))
@@ -207,23 +238,23 @@ class Columns:
 
     def _take_values(self) -> None:
         """Takes all that is kept of the grouped spans and lets them go."""
-        rows, values = self._rows, self._values
-        row = len(rows.origins)
-        order: list[Span] = []
         for (origin, keys), spans in self._groups.items():
-            if len(spans) >= MIN_GROUP:
-                values.take_group(keys, spans, row)
-            else:
-                for index, span in enumerate(spans):
-                    values.take_one(span.attributes or (), row + index)
-            row += len(spans)
-            order += spans
-            rows.origins += [origin] * len(spans)
-        rows.take(order)
-        if self._vocabulary.event_names:
-            self._take_events(order)
+            self._rows_for(keys, len(spans)).take(origin, spans)
+            if self._vocabulary.event_names:
+                self._take_events(spans)
+        self._n_rows += self._n_grouped
         self._groups = {}
         self._n_grouped = 0
+
+    def _rows_for(self, keys: tuple[str, ...], n_spans: int) -> _Shape | _Mixed:
+        if n_spans < MIN_GROUP:
+            return self._mixed
+        shape = self._shapes.get(keys)
+        if shape is None:
+            if len(self._shapes) >= MAX_SHAPES:
+                return self._mixed
+            shape = self._shapes[keys] = _Shape(keys, self._values)
+        return shape
 
     def _take_events(self, spans: list[Span]) -> None:
         names = self._vocabulary.event_names
@@ -231,14 +262,19 @@ class Columns:
         for span in spans:
             for event in span.events or ():
                 if event.name in names:
-                    self._event_values.take_one(event.attributes or (), len(lists.names))
+                    lists.values.take_one(event.attributes or (), len(lists.names))
                     lists.trace_ids.append(span.trace_id)
                     lists.span_ids.append(span.span_id)
                     lists.times.append(event.time_unix_nano)
                     lists.names.append(event.name)
 
     def _frame(self) -> pl.DataFrame:
-        rows = self._rows
+        parts = [(shape.rows, shape.series()) for shape in self._shapes.values()]
+        n_mixed = len(self._mixed.rows.origins)
+        parts.append((self._mixed.rows, self._mixed.series(n_mixed)))
+        rows = _SpanLists()
+        for part, _ in parts:
+            rows.extend(part)
         trace_ids = hex_ids("trace_id", rows.trace_ids, TRACE_ID_BYTES)
         span_ids = hex_ids("span_id", rows.span_ids, SPAN_ID_BYTES)
         columns = [
@@ -250,7 +286,11 @@ class Columns:
             times("start_ns", rows.starts),
             times("end_ns", rows.ends),
             enums("status_code", rows.codes, STATUS_NAMES),
-            *self._values.series(len(rows.origins)),
+        ]
+        sizes = [len(part.origins) for part, _ in parts]
+        by_key = {key: None for _, series in parts for key in series}
+        columns += [
+            self._stacked(key, [series.get(key) for _, series in parts], sizes) for key in by_key
         ]
         frame = pl.DataFrame(columns).hstack(self._origin_frame()[rows.origins])
         good = trace_ids.is_not_null() & span_ids.is_not_null()
@@ -260,6 +300,23 @@ class Columns:
         timed = frame["start_ns"].is_not_null() & frame["end_ns"].is_not_null()
         self._losses.n_without_times += frame.height - int(timed.sum())
         return frame
+
+    def _stacked(self, key: str, parts: list[pl.Series | None], sizes: list[int]) -> pl.Series:
+        """One column out of the shapes' columns, with NULL for shapes that lack it."""
+        kind = dtype(self._vocabulary.span[key])
+        pieces: list[pl.Series] = []
+        n_missing = 0
+        for part, size in zip(parts, sizes, strict=True):
+            if part is None:
+                n_missing += size
+                continue
+            if n_missing:
+                pieces.append(pl.Series(key, [], dtype=kind).clear(n_missing))
+            pieces.append(part)
+            n_missing = 0
+        if n_missing:
+            pieces.append(pl.Series(key, [], dtype=kind).clear(n_missing))
+        return pl.concat(pieces)
 
     def _origin_frame(self) -> pl.DataFrame:
         """One row for each origin, in the order of their numbers."""
@@ -282,7 +339,7 @@ class Columns:
             hex_ids("span_id", lists.span_ids, SPAN_ID_BYTES),
             times("time_ns", lists.times),
             pl.Series("name", lists.names, dtype=pl.String),
-            *self._event_values.series(len(lists.names)),
+            *lists.values.series(len(lists.names)).values(),
         ]
         return pl.DataFrame(columns).drop_nulls(["trace_id", "span_id"])
 
@@ -301,7 +358,8 @@ class _SpanLists:
         self.ends: list[Any] = []
         self.codes: list[int | str | None] = []
 
-    def take(self, spans: list[Span]) -> None:
+    def take(self, origin: int, spans: list[Span]) -> None:
+        self.origins += [origin] * len(spans)
         self.trace_ids += [span.trace_id for span in spans]
         self.span_ids += [span.span_id for span in spans]
         self.parent_ids += [span.parent_span_id for span in spans]
@@ -311,12 +369,17 @@ class _SpanLists:
         self.ends += [span.end_time_unix_nano for span in spans]
         self.codes += [span.status.code if span.status else 0 for span in spans]
 
+    def extend(self, more: _SpanLists) -> None:
+        for mine, others in zip(vars(self).values(), vars(more).values(), strict=True):
+            mine += others
+
 
 class _EventLists:
-    """The core of the wanted events, field by field."""
+    """The wanted events, field by field."""
 
-    def __init__(self) -> None:
+    def __init__(self, values: Values) -> None:
         self.trace_ids: list[str] = []
         self.span_ids: list[str] = []
         self.times: list[Any] = []
         self.names: list[str | None] = []
+        self.values = _Mixed(values)
