@@ -65,6 +65,7 @@ def test_truth_holds_together(name: str, variant: str) -> None:
     assert truth.healthy == (truth.symptom is None)
     assert truth.symptom in SYMPTOMS | {None}
     assert truth.cause not in truth.must_not
+    assert not set(truth.notes) & set(truth.must_not)
     if truth.culprit:
         assert truth.culprit in chosen.workload
 

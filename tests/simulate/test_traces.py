@@ -260,6 +260,26 @@ def test_ghosts_work_in_steps_and_have_no_span(tmp_path: Path) -> None:
     assert ghosts <= in_steps
 
 
+def test_clients_that_gave_up_end_before_the_engine_does(tmp_path: Path) -> None:
+    done = run(load_recipe("abandoned"))
+    spans = write(done, tmp_path)
+    engine = {s.trace: s for s in named(spans, names.SPAN_ENGINE_REQUEST)}
+    gave_up = [
+        s
+        for s in named(spans, names.SPAN_REQUEST)
+        if s.attributes.get(names.ERROR_TYPE) == "timeout"
+    ]
+    assert len(gave_up) == sum(done.gave_up(r) for r in done.requests) > 50
+    for span in gave_up:
+        assert span.attributes[names.FINISH_REASONS] == ["abort"]
+        assert span.end - span.start < 2.1e9
+        assert span.end < engine[span.trace].end
+        told = span.attributes[names.USAGE_OUTPUT_TOKENS]
+        assert told < engine[span.trace].attributes[names.USAGE_OUTPUT_TOKENS]
+    seen_by_vllm = write(done, tmp_path, form="vllm")
+    assert len(seen_by_vllm) == len(done.requests) - len(gave_up)
+
+
 def test_same_seed_same_bytes_other_seed_other_bytes(tmp_path: Path) -> None:
     recipe = load_recipe("overlap-two-deep")
     paths = [tmp_path / name for name in ("a.jsonl.gz", "b.jsonl.gz", "c.jsonl.gz")]

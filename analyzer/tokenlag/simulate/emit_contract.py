@@ -11,7 +11,7 @@ from tokenlag_tracer import conventions as names
 from tokenlag.simulate.emit_steps import StepEmitter, TextSpan
 from tokenlag.simulate.log import EpochLog, Request
 from tokenlag.simulate.otlp_json import AttributeValue, Span, span_text
-from tokenlag.simulate.run import ERROR_UNAVAILABLE, Run
+from tokenlag.simulate.run import ERROR_TIMEOUT, ERROR_UNAVAILABLE, Run
 from tokenlag.simulate.timeline import ENGINE_ID, Timeline, request_ids
 
 
@@ -61,7 +61,7 @@ class ContractEmitter:
             for number, log in enumerate(self._run.epochs):
                 yield from steps.spans(number, log)
         for request in self._run.requests:
-            if request.is_ghost or request.done_s is None:
+            if request.is_ghost or (request.done_s is None and not self._run.gave_up(request)):
                 continue  # a span that has not ended is never exported
             if self._sample_frac < 1 and self._chance.random() >= self._sample_frac:
                 continue
@@ -74,21 +74,30 @@ class ContractEmitter:
     def _span_id(self) -> str:
         return f"{self._ids.getrandbits(64):016x}"
 
+    def _ending(self, request: Request) -> tuple[float, float, str | None]:
+        """Return when the server's span and the client's end (s), and with which error."""
+        edge = self._run.variant.edge
+        if self._run.gave_up(request) and request.gives_up_s is not None:
+            return request.gives_up_s + edge.network_ms / 1e3, request.gives_up_s, ERROR_TIMEOUT
+        assert request.done_s is not None
+        handed_s = request.done_s + edge.delivery_ms / 1e3
+        return handed_s, handed_s + edge.network_ms / 1e3, request.error
+
     def _request_spans(self, request: Request) -> Iterator[Span]:
-        time, edge, drop = self._time, self._run.variant.edge, self._drop
-        done_s = request.done_s if request.done_s is not None else self._run.end_s
-        handed_s = done_s + edge.delivery_ms / 1e3
-        heard_s = handed_s + edge.network_ms / 1e3
+        time, drop = self._time, self._drop
+        handed_s, heard_s, error = self._ending(request)
         trace_id, client_id, request_id, engine_id = request_ids(self._run, request)
-        is_error = request.error is not None
+        is_error = error is not None
         log = self._run.epochs[request.epoch] if request.epoch >= 0 else None
         tokens_s = log.token_times_s(request) if log is not None else []
+        if error == ERROR_TIMEOUT:
+            tokens_s = [token_s for token_s in tokens_s if token_s <= handed_s]
         if "client" not in drop:
             skew_ns = time.client_skew_ns
             yield self._span(
                 trace_id, client_id, None, self._client_name,
                 time.ns(request.sent_s) + skew_ns, time.ns(heard_s) + skew_ns,
-                self._client_attributes(request, tokens_s),
+                self._client_attributes(request, tokens_s, error),
                 kind=names.KIND_CLIENT, is_error=is_error,
             )  # fmt: skip
         if "network" not in drop:
@@ -103,15 +112,16 @@ class ContractEmitter:
                 trace_id, self._span_id(), request_id, names.SPAN_FRONTEND,
                 time.ns(request.arrival_s), time.ns(request.engine_s), {names.STAGE: "tokenize"},
             )  # fmt: skip
-        attributes = self._request_attributes(request, tokens_s)
-        if log is not None and self._is_compact:
+        attributes = self._request_attributes(request, tokens_s, error)
+        done_s = request.done_s
+        if log is not None and done_s is not None and self._is_compact:
             attributes.update(self._engine_attributes(request))
         yield self._span(
             trace_id, request_id, None if "client" in drop else client_id, names.SPAN_REQUEST,
             time.ns(request.arrival_s), time.ns(handed_s), attributes,
             kind=names.KIND_SERVER, is_error=is_error,
         )  # fmt: skip
-        if log is None:
+        if log is None or done_s is None:
             return
         if not self._is_compact:
             yield self._span(
@@ -120,7 +130,7 @@ class ContractEmitter:
             )  # fmt: skip
         parent_id = request_id if self._is_compact else engine_id
         yield from self._phase_spans(request, log, trace_id, parent_id, done_s)
-        if "network" not in drop:
+        if "network" not in drop and error != ERROR_TIMEOUT:
             yield self._span(
                 trace_id, self._span_id(), request_id, names.SPAN_NETWORK,
                 time.ns(done_s), time.ns(handed_s),
@@ -217,7 +227,7 @@ class ContractEmitter:
         return None if "cached" in self._drop else request.n_cached
 
     def _client_attributes(
-        self, request: Request, tokens_s: list[float]
+        self, request: Request, tokens_s: list[float], error: str | None
     ) -> dict[str, AttributeValue | None]:
         variant, edge = self._run.variant, self._run.variant.edge
         gaps_ns = sorted(
@@ -232,18 +242,18 @@ class ContractEmitter:
             names.REQUEST_MODEL: variant.model,
             names.REQUEST_STREAM: request.n_output > 0,
             names.REQUEST_ID: f"req-{request.number}",
-            names.USAGE_INPUT_TOKENS: None if request.error else request.n_prompt,
-            names.USAGE_OUTPUT_TOKENS: None if request.error else request.n_generated,
+            names.USAGE_INPUT_TOKENS: None if error else request.n_prompt,
+            names.USAGE_OUTPUT_TOKENS: None if error else request.n_generated,
             names.TIME_TO_FIRST_CHUNK: first_chunk_s,
             names.CLIENT_CHUNKS: len(tokens_s) if request.n_output else None,
             names.CLIENT_GAP_P50_NS: _nearest(gaps_ns, 0.5),
             names.CLIENT_GAP_P99_NS: _nearest(gaps_ns, 0.99),
             names.CLIENT_GAP_MAX_NS: _nearest(gaps_ns, 1.0),
-            names.ERROR_TYPE: request.error,
+            names.ERROR_TYPE: error,
         }
 
     def _request_attributes(
-        self, request: Request, tokens_s: list[float]
+        self, request: Request, tokens_s: list[float], error: str | None
     ) -> dict[str, AttributeValue | None]:
         variant, time = self._run.variant, self._time
         start_ns = time.ns(request.arrival_s)
@@ -254,12 +264,12 @@ class ContractEmitter:
             names.REQUEST_STREAM: request.n_output > 0,
             names.REQUEST_ID: f"req-{request.number}",
             names.USAGE_INPUT_TOKENS: request.n_prompt,
-            names.USAGE_OUTPUT_TOKENS: request.n_generated,
+            names.USAGE_OUTPUT_TOKENS: len(tokens_s),
             names.USAGE_CACHED_TOKENS: self._cached(request),
             names.REQUEST_MAX_TOKENS: request.n_max_output or None,
             names.CONVERSATION_ID: request.conversation_id,
-            names.FINISH_REASONS: ["abort" if request.error else finished],
-            names.ERROR_TYPE: request.error,
+            names.FINISH_REASONS: ["abort" if error else finished],
+            names.ERROR_TYPE: error,
             names.TENANT: None if "tenant" in self._drop else request.tenant,
             names.PREFIX_ID: request.prefix_id,
             names.SAMPLE_WEIGHT: 1 / self._sample_frac if self._sample_frac < 1 else None,

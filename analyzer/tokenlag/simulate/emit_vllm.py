@@ -45,7 +45,7 @@ def spans(run: Run, timeline: Timeline) -> Iterator[tuple[int, int, str]]:
     ids = random.Random(f"vllm ids {run.key}")
     delivery_s = run.variant.edge.delivery_ms / 1e3
     for request in run.requests:
-        if request.done_s is None or request.error or request.is_ghost:
+        if request.done_s is None or request.error or request.is_ghost or run.gave_up(request):
             continue
         assert request.scheduled_s is not None
         first_s = request.first_token_s

@@ -25,6 +25,7 @@ class Request:
     conversation_id: str | None = None
     prefix_id: str | None = None
     is_ghost: bool = False
+    gives_up_s: float | None = None
     turn: int = 0
     # what the engine did with it
     epoch: int = -1
@@ -47,6 +48,12 @@ class Request:
     k_start: int = 0
     k_end: int = 0
     n_at_start: int = 0
+
+    def gave_up_by(self, now_s: float) -> bool:
+        """Return whether its client had given up by `now_s`, before the answer was complete."""
+        if self.gives_up_s is None or self.gives_up_s > now_s or self.error:
+            return False
+        return self.done_s is None or self.done_s > self.gives_up_s
 
     @property
     def open_wait_s(self) -> float | None:

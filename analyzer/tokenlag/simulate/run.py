@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tokenlag.simulate.engine import Engine, StepHook
 from tokenlag.simulate.log import EpochLog, Request
@@ -11,6 +11,7 @@ from tokenlag.simulate.recipe import Recipe, Truth, Variant
 from tokenlag.simulate.workload import Workload
 
 ERROR_RESTART = "engine_restart"
+ERROR_TIMEOUT = "timeout"
 ERROR_UNAVAILABLE = "engine_unavailable"
 
 
@@ -31,6 +32,7 @@ class Run:
     epochs: list[EpochLog]
     requests: list[Request]
     end_s: float
+    _last_instant_s: float | None = field(default=None, repr=False)
 
     @property
     def key(self) -> str:
@@ -42,14 +44,22 @@ class Run:
         """What a diagnosis of the run must and must not say."""
         return self.variant.truth
 
+    def gave_up(self, request: Request) -> bool:
+        """Whether its client gave up first; the engine was not told and worked on."""
+        if request.gives_up_s is None:
+            return False
+        return request.gave_up_by(self.last_instant_s - self.variant.edge.network_ms / 1e3)
+
     @property
     def last_instant_s(self) -> float:
         """When the last span ends: the client hears of a last token a little after it came out."""
-        edge = self.variant.edge
-        after_s = (edge.delivery_ms + edge.network_ms) / 1e3
-        ends = [request.done_s for request in self.requests if request.done_s is not None]
-        steps_end_s = max((epoch.end_s for epoch in self.epochs), default=0.0)
-        return max(steps_end_s, max(ends, default=0.0) + after_s)
+        if self._last_instant_s is None:
+            edge = self.variant.edge
+            after_s = (edge.delivery_ms + edge.network_ms) / 1e3
+            ends = [request.done_s for request in self.requests if request.done_s is not None]
+            steps_end_s = max((epoch.end_s for epoch in self.epochs), default=0.0)
+            self._last_instant_s = max(steps_end_s, max(ends, default=0.0) + after_s)
+        return self._last_instant_s
 
     @property
     def n_steps(self) -> int:

@@ -152,7 +152,8 @@ class Workload:
         made = []
         for time_s in times:
             for _ in range(table.get("n", 1)):
-                moved_s = time_s + self._jitter_random.random() * self._jitter_s
+                jitter_s = 0.0 if table.get("fixed") else self._jitter_s
+                moved_s = time_s + self._jitter_random.random() * jitter_s
                 made.append(self._new(name, table, moved_s))
         return made
 
@@ -242,6 +243,8 @@ class Workload:
             prefix_id=table.get("prefix"),
             turn=turn,
         )
+        if "give_up_after_s" in table:
+            request.gives_up_s = sent_s + float(table["give_up_after_s"])
         self.requests.append(request)
         return request
 
