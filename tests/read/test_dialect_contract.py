@@ -659,3 +659,56 @@ def test_weights_count_as_sampling(load: Load) -> None:
     store = load(request(SAMPLE_WEIGHT=20.0))
     assert one(store, "select weight from requests") == 20
     assert one(store, "select n from quality where kind = 'sampled'") == 1
+
+
+@pytest.mark.parametrize("value", [-1, 2**62, -(2**62)])
+def test_minus_one_and_absurd_numbers_are_not_measured(load: Load, value: int) -> None:
+    rows = [*request(), *STEPS]
+    numbers = {
+        key
+        for row in rows
+        for key, told in row.items()
+        if key.startswith(("tokenlag.", "gen_ai."))
+        and type(told) is int
+        and key not in (c.ENGINE_EPOCH, c.REQUEST_INDEX, c.STEP_INDEX)
+    }
+    assert len(numbers) > 10
+    for row in rows:
+        for key in numbers & set(row):
+            row[key] = value
+        for key in (c.STEP_PREFILL_TOKENS, c.STEP_PREFILL_CONTEXT):
+            if key in row:
+                row[key] = [value]
+    store = load(rows)
+    assert store.fetchall("select n_prompt, n_output, n_cached, ttft_ms from requests") == [
+        (None, None, None, 33)  # the end of the prompt is still known
+    ]
+    assert store.fetchall("select max(n_running), max(n_prefill_tokens) from steps") == [(None, 0)]
+    assert [kind for kind, *_ in phases(store)] == [kind for kind, *_ in WHOLE]
+
+
+def test_times_beyond_belief(load: Load) -> None:
+    rows = request("r1", trace="b" * 32, index=1)
+    for row in rows:
+        row["start_ns"] = 2**63 - 5
+        row["end_ns"] = 2**63 - 1
+    store = load([*request(), *rows])
+    assert one(store, "select count(*) from requests") == 1
+    assert one(store, "select n from quality where kind = 'bad_spans'") == 7
+
+
+def test_an_id_that_all_share_is_no_id(load: Load) -> None:
+    n = 120
+    rows = [
+        row
+        for i in range(n)
+        for row in request(f"r{i}", 100 * i, index=i, client=False, REQUEST_ID="same")
+    ]
+    for row in rows:
+        if row["name"] == c.SPAN_ENGINE_REQUEST:
+            row[c.REQUEST_ID] = "same"
+    store = load(rows)
+    assert store.fetchall(
+        "select kind, count(*), min(end_ns - start_ns) = max(end_ns - start_ns) from phases "
+        "group by 1 order by min(start_ns)"
+    ) == [(kind, n, True) for kind, *_ in WHOLE[1:]]

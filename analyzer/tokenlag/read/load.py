@@ -24,6 +24,9 @@ from tokenlag.store.connection import Store, sql_identifier, sql_string_list
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
+_SIGNED = frozenset({"client_intended_ns", "priority"})
+_HANDLES = frozenset({"step_prefill_requests", "step_preempted"})
+
 
 def vocabulary() -> Vocabulary:
     """Every attribute, resource key and event that some dialect reads."""
@@ -105,10 +108,13 @@ def load_spans(
 
 
 def _make_views(store: Store, span_files: Sequence[Path], event_files: Sequence[Path]) -> None:
-    columns = [sql_identifier(name) for name in CORE_SCHEMA]
+    columns = [
+        f"{_believed(name, name, 'int')} as {name}" if name.endswith("_ns") else name
+        for name in map(str, CORE_SCHEMA)
+    ]
     columns += [
-        f"{sql_identifier(key)} as {sql_identifier(name)}"
-        for name, (key, _) in span_columns().items()
+        f"{_believed(name, sql_identifier(key), value_type)} as {sql_identifier(name)}"
+        for name, (key, value_type) in span_columns().items()
     ]
     columns += [
         f"{sql_identifier(RESOURCE_PREFIX + key)} as {sql_identifier(name)}"
@@ -127,6 +133,25 @@ def _make_views(store: Store, span_files: Sequence[Path], event_files: Sequence[
             "create or replace temp view span_events as select null::varchar as trace_id, "
             "null::varchar as span_id, null::bigint as time_ns, null::varchar as name where false"
         )
+
+
+def _believed(name: str, value: str, value_type: str) -> str:
+    """The SQL of a value, NULL where it cannot be one.
+
+    Several engines write −1 for "not known"; damaged files hold anything, and one sum that
+    overflows would cost the whole load.
+    """
+    is_wide = name.endswith(("_ns", "_epoch", "_index")) or name in _SIGNED
+    high = 2**61 if is_wide else 2**50
+    low = -high if name in _SIGNED else 0
+    if value_type == "int":
+        return f"case when {value} between {low} and {high} then {value} end"
+    if value_type == "float":
+        return f"case when {value} >= 0 and isfinite({value}) then {value} end"
+    if value_type == "int[]":
+        element = f"case when v between 0 and {2**61 if name in _HANDLES else high} then v end"
+        return f"list_transform({value}, lambda v: {element})"
+    return value
 
 
 def _set_duplicates_aside(store: Store) -> None:

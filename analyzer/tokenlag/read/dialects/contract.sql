@@ -119,13 +119,21 @@ where name in (${SPAN_NETWORK}, ${SPAN_FRONTEND}, ${SPAN_QUEUE}, ${SPAN_PREFILL}
 create or replace temp table c_alone as  -- traces with just one request span
 select tid, min(rid) as rid from c_request group by tid having count(*) = 1;
 
+-- Requests that their id tells apart. One that hundreds share is no id, and pairing by it
+-- would not end.
+create or replace temp table c_named as
+select rid, tid, request_id, start_ns, end_ns,
+    count(*) over (partition by request_id) as n_namesakes
+from c_request where request_id is not null
+qualify count(*) over (partition by tid, request_id) <= 100;
+
 create or replace temp table c_link as
 with candidates as (
     select e.qid, r.rid, 1 as rank, abs(e.start_ns - r.start_ns) as apart
     from c_engine e join c_request r on r.rid = e.pid
     union all
     select e.qid, r.rid, 2, abs(e.start_ns - r.start_ns)
-    from c_engine e join c_request r on r.tid = e.tid and r.request_id = e.request_id
+    from c_engine e join c_named r on r.tid = e.tid and r.request_id = e.request_id
     union all
     -- The only request of the trace, unless ids or times speak against it.
     select e.qid, r.rid, 3, abs(e.start_ns - r.start_ns)
@@ -135,13 +143,10 @@ with candidates as (
        or e.start_ns between r.start_ns and coalesce(r.end_ns, e.start_ns)
     union all
     -- Another trace: only by id, and only while that request was in flight, since ids
-    -- repeat across restarts. The slack is for clocks of two processes. An id that
-    -- hundreds share is no id.
+    -- repeat across restarts. The slack is for clocks of two processes.
     select e.qid, r.rid, 4, abs(e.start_ns - r.start_ns)
-    from c_engine e join c_request r on r.request_id = e.request_id and r.tid <> e.tid
-    where e.request_id not in (
-        select request_id from c_request where request_id is not null
-        group by request_id having count(*) > 100)
+    from c_engine e join c_named r on r.request_id = e.request_id and r.tid <> e.tid
+    where r.n_namesakes <= 100
       and e.start_ns between r.start_ns - 1_000_000_000
                          and coalesce(r.end_ns, e.start_ns) + 1_000_000_000
 )
@@ -265,7 +270,7 @@ candidates as (
       and p.tid not in (from crowded)
     union all  -- by the ids that the phase carries itself
     select p.sid, r.rid, s.qid, 2, abs(p.start_ns - r.start_ns)
-    from c_stray p join c_request r on r.tid = p.tid and r.request_id = p.request_id
+    from c_stray p join c_named r on r.tid = p.tid and r.request_id = p.request_id
     left join c_seq_of s using (rid)
     union all  -- only one it can be
     select p.sid, t.rid, coalesce(t.qid, s.qid), 3, 0

@@ -8,7 +8,10 @@ select
     rid, trust, tid, pid, request_id, coalesce(arrival_ns, sent_ns) as start_ns,
     coalesce(end_ns, client_end_ns) as end_ns,
     regexp_replace(regexp_replace(request_id, '^(chat)?cmpl-', ''), '-\d+$', '') as core_id,
-    count(*) over (partition by tid, trust) as n_beside
+    count(*) over (partition by tid, trust) as n_beside,
+    -- An id that hundreds share is no id, and pairing by it would not end.
+    count(*) over (partition by tid, trust, request_id) <= 100 as is_named,
+    count(*) over (partition by trust, request_id) as n_namesakes
 from st_requests;
 
 -- Engines' own spans to the contract's request of the same trace.
@@ -16,15 +19,15 @@ create or replace temp table m_same as
 with candidates as (
     select l.rid, u.rid as gid, 1 as rank, abs(l.start_ns - u.start_ns) as apart
     from m_side l join m_side u on u.tid = l.tid and u.trust = 1 and u.request_id = l.request_id
-    where l.trust between 2 and 8
+    where l.trust between 2 and 8 and u.is_named
     union all
     select l.rid, u.rid, 2, abs(l.start_ns - u.start_ns)
     from m_side l join m_side u on u.tid = l.tid and u.trust = 1 and u.request_id = l.core_id
-    where l.trust between 2 and 8
+    where l.trust between 2 and 8 and u.is_named
     union all
     select l.rid, u.rid, 2, abs(l.start_ns - u.start_ns)
     from m_side l join m_side u on u.tid = l.tid and u.trust = 1 and u.core_id = l.core_id
-    where l.trust between 2 and 8
+    where l.trust between 2 and 8 and u.is_named
     union all
     select l.rid, u.rid, 3, abs(l.start_ns - u.start_ns)
     from m_side l join m_side u on u.tid = l.tid and u.trust = 1
@@ -34,7 +37,8 @@ select rid, gid from candidates
 qualify row_number() over (partition by rid order by rank, apart, gid) = 1;
 
 create or replace temp table m_server as
-select s.rid, coalesce(m.gid, s.rid) as gid, s.tid, s.pid, s.request_id, s.start_ns, s.end_ns
+select s.rid, coalesce(m.gid, s.rid) as gid, s.tid, s.pid, s.request_id, s.start_ns, s.end_ns,
+    s.is_named, s.n_namesakes
 from m_side s left join m_same m using (rid)
 where s.trust < 9;
 
@@ -50,7 +54,7 @@ with candidates as (
     union all
     select c.rid, s.gid, 2, abs(s.start_ns - c.start_ns)
     from m_side c join m_server s on s.tid = c.tid and s.request_id = c.request_id
-    where c.trust = 9
+    where c.trust = 9 and s.is_named
     union all
     select c.rid, b.gid, 3, 0
     from m_side c join m_groups_beside b on b.tid = c.tid and b.n = 1
@@ -58,10 +62,7 @@ with candidates as (
     union all
     select c.rid, s.gid, 4, abs(s.start_ns - c.start_ns)
     from m_side c join m_server s on s.request_id = c.request_id and s.tid <> c.tid
-    where c.trust = 9
-      and c.request_id not in (  -- an id that hundreds share is no id
-          select request_id from m_server where request_id is not null
-          group by request_id having count(*) > 100)
+    where c.trust = 9 and s.n_namesakes <= 100
       and s.start_ns between c.start_ns - 1_000_000_000
                          and coalesce(c.end_ns, s.start_ns) + 1_000_000_000
 )

@@ -111,7 +111,9 @@ where qid not in (select qid from v_child);
 
 insert into st_phases by name
 select rid, 'vllm' as dialect, 2 as trust, 'frontend' as side, 'frontend' as kind,
-    start_ns, start_ns + rest_ns as end_ns, 'derived' as origin
+    -- vLLM takes requests in between two steps only, and stamps them queued then: behind a
+    -- long step, that wait is here too.
+    'includes handover' as detail, start_ns, start_ns + rest_ns as end_ns, 'derived' as origin
 from v_told where rest_ns > 0;
 
 insert into st_phases by name
