@@ -18,6 +18,8 @@ MIN_BINS_A_SIDE = 8
 REQUESTS_A_BIN = 15
 MAX_BINS = 60
 MIN_RATIO = 1.5
+MIN_SLOWER = 1.1
+STEPS_A_BIN = 25
 MAX_TREND_OF_JUMP = 0.34
 BLOCK = 8
 N_PERMUTATIONS = 199
@@ -43,7 +45,28 @@ def find_more_arrivals(arrival_ns: Ints) -> int | None:
     return None if at is None else int(edges[at])
 
 
-def find_rise(values: Floats, min_side: int = MIN_SIDE) -> int | None:
+def find_slower(end_ns: Ints, ratio: Floats) -> int | None:
+    """Time at which steps become slower for their batch for good, or None.
+
+    The series is the median ratio of observed to expected step time in bins of equally many
+    steps: far quieter than any latency, so that a tenth can be seen.
+
+    Args:
+        end_ns: ends of the steps, sorted.
+        ratio: observed over expected, same length.
+    """
+    n_bins = min(MAX_BINS, len(end_ns) // STEPS_A_BIN)
+    if n_bins < 2 * MIN_BINS_A_SIDE:
+        return None
+    parts = np.array_split(np.arange(len(end_ns)), n_bins)
+    series = np.array([float(np.median(ratio[part])) for part in parts])
+    at = find_rise(np.maximum(series, 1e-6), MIN_BINS_A_SIDE, MIN_SLOWER)
+    return None if at is None else int(end_ns[parts[at][0]])
+
+
+def find_rise(
+    values: Floats, min_side: int = MIN_SIDE, min_ratio: float = MIN_RATIO
+) -> int | None:
     """Index of the first value of a new, higher regime, or None.
 
     Only rises: what asks for less work makes nothing slower.
@@ -51,12 +74,13 @@ def find_rise(values: Floats, min_side: int = MIN_SIDE) -> int | None:
     Args:
         values: positive, in time order; NaN and non-positive ones must be left out before.
         min_side: how many values each regime must have.
+        min_ratio: how much higher the new regime must be.
     """
     if len(values) < 2 * min_side:
         return None
     logs = np.log(values)
     at, height = _best_split(logs, min_side)
-    if height < np.log(MIN_RATIO):
+    if height < np.log(min_ratio):
         return None
     before, after = logs[:at], logs[at:]
     if max(_trend(before), _trend(after)) > MAX_TREND_OF_JUMP * abs(height):

@@ -11,7 +11,7 @@ from tokenlag.explain import arrivals, changepoint, compare, costs, residuals
 from tokenlag.explain.arrays import Columns
 from tokenlag.explain.engine import explain_epoch
 from tokenlag.explain.sql import query
-from tokenlag.explain.stepmodel import StepModel
+from tokenlag.explain.stepmodel import StepArrays, StepModel, fit
 from tokenlag.store.connection import Store
 from tokenlag.window import Objective
 
@@ -30,7 +30,8 @@ class WindowRow:
 def find_change(store: Store, window: WindowRow) -> int | None:
     """Arrival time of the first request of a new make-up within the window, or None.
 
-    For use where there is no baseline: prompt tokens to compute, output tokens, arrivals.
+    For use where there is no baseline: prompt tokens to compute, output tokens, arrivals, and
+    what a step costs for its batch.
     """
     store.execute("delete from windows")
     store.execute("delete from request_facts")
@@ -44,7 +45,29 @@ def find_change(store: Store, window: WindowRow) -> int | None:
         at = changepoint.find_rise(values[known])
         if at is not None:
             return int(arrival[known][at])
-    return changepoint.find_more_arrivals(arrival)
+    more = changepoint.find_more_arrivals(arrival)
+    return more if more is not None else _find_slower(store)
+
+
+def _find_slower(store: Store) -> int | None:
+    """Where an engine's steps become slower for their batch; the earliest of several."""
+    found = []
+    for (key,) in store.fetchall(query("window_epochs")):
+        rows = Columns(store, query("window_steps"), [key])
+        n_prefill, n_decode = rows.floats("n_prefill_tokens"), rows.floats("n_decode")
+        attention, context = rows.floats("attention_work"), rows.floats("n_context_tokens")
+        observed = rows.floats("wall_ms")
+        usable = np.ones(rows.n_rows, dtype=bool)
+        model = fit(StepArrays(observed, n_prefill, n_decode, attention, context, usable))
+        if not model.has_decode:
+            continue
+        known = np.full(rows.n_rows, True) if model.has_prefill else n_prefill == 0
+        expected = model.predict(n_prefill, n_decode, attention, context)
+        ratio = observed[known] / np.maximum(expected[known], 1e-9)
+        at = changepoint.find_slower(rows.ints("end_ns")[known], ratio)
+        if at is not None:
+            found.append(at)
+    return min(found) if found else None
 
 
 def prepare(store: Store) -> None:
