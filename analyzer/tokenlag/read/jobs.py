@@ -29,6 +29,7 @@ class SpanReader:
         vocabulary = setup.vocabulary()
         out_dir = Path(setup.out_dir)
         self._columns = Columns(vocabulary, self._take)
+        self._source = otlp_json.OtlpJsonReader(self._columns, vocabulary.span)
         self._n_rows = 0
         self._spans = RowFiles(out_dir, f"spans-{setup.prefix}", span_schema(vocabulary))
         self._events = RowFiles(out_dir, f"events-{setup.prefix}", event_schema(vocabulary))
@@ -92,7 +93,7 @@ class SpanReader:
         if text[:1] not in (b"{", b"["):
             text = text.strip(_BLANK)
         try:
-            otlp_json.read_text(text, job.name, self._columns, report.seen)
+            self._source.read(text, job.name, report.seen)
         except otlp_json.TextError as error:
             is_cut = not text.endswith(b"\n")
             line = None if line is None else line + error.n_lines_before

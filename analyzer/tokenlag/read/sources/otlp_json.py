@@ -7,13 +7,14 @@ of logs, metrics and profiles are counted and not read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import msgspec
 
 from tokenlag.read.messages import Seen
 from tokenlag.read.sources.otlp_columns import Columns
+from tokenlag.read.sources.otlp_keyed import KeyedDecoder
 from tokenlag.read.sources.otlp_lenient import decode_lenient
 from tokenlag.read.sources.otlp_types import Export, ResourceSpans
 
@@ -41,26 +42,46 @@ class TextError(ValueError):
         self.n_lines_before = n_lines_before
 
 
-def read_text(text: bytes, source: str, columns: Columns, seen: Seen) -> None:
-    """Adds the spans of one JSON text to `columns` and what it was to `seen`.
+class OtlpJsonReader:
+    """Reads texts and adds their spans to columns.
 
-    Raises:
-        TextError: some of the text could not be read.
+    Args:
+        columns: where spans go.
+        declared: the span attributes that are kept.
     """
-    if len(text) > LARGE_BYTES and text.count(b"{") > MAX_OBJECTS:
-        raise TextError(f"more than {MAX_OBJECTS:,} JSON objects in one piece")
-    exports = _decode(text)
-    if exports is None:
+
+    def __init__(self, columns: Columns, declared: Iterable[str]) -> None:
+        self._columns = columns
+        self._keyed = KeyedDecoder(declared)
+
+    def read(self, text: bytes, source: str, seen: Seen) -> None:
+        """Adds the spans of one JSON text to the columns and what it was to `seen`.
+
+        Raises:
+            TextError: some of the text could not be read.
+        """
+        if len(text) > LARGE_BYTES and text.count(b"{") > MAX_OBJECTS:
+            raise TextError(f"more than {MAX_OBJECTS:,} JSON objects in one piece")
+        keyed = self._keyed.decode(text)
+        if keyed is not None and not _is_empty(keyed):
+            self._take([keyed], source, seen)
+            return
+        exports = _decode(text)
+        if exports is not None:
+            self._keyed.learn(exports)
+            self._take(exports, source, seen)
+            return
         result = decode_lenient(text)
-        exports = result.exports
         seen.n_bad_spans += result.n_bad_spans
         seen.n_repaired_utf8 += result.is_repaired_utf8
         if result.error:
-            for export in exports:
-                _take(export, source, columns, seen)
+            self._take(result.exports, source, seen)
             raise TextError(result.error, result.n_lines_before_error)
-    for export in exports or (Export(),):
-        _take(export, source, columns, seen)
+        self._take(result.exports or [Export()], source, seen)
+
+    def _take(self, exports: list[Export], source: str, seen: Seen) -> None:
+        for export in exports:
+            _take(export, source, self._columns, seen)
 
 
 def _decode(text: bytes) -> list[Export] | None:
