@@ -459,6 +459,46 @@ def test_a_client_without_a_network_span(load: Load) -> None:
     ) == ("same", "derived", 2 * MS)
 
 
+@pytest.mark.parametrize("compact", [False, True])
+def test_phases_that_only_steps_tell(load: Load, compact: bool) -> None:
+    store = load([*request(parts=False, compact=compact, client=False), *STEPS])
+    assert phases(store) == [
+        (kind, detail if kind == "frontend" else None, start, end)
+        for kind, detail, start, end in WHOLE[1:]
+    ]
+    assert store.fetchall(
+        "select distinct origin from phases where kind in ('queue', 'prefill', 'decode')"
+    ) == [("derived",)]
+    assert one(store, "select (scheduled_ns - arrival_ns) / 1e6, n_computed from requests") == (
+        13,
+        80,
+    )
+
+
+def test_a_preemption_that_only_steps_tell(load: Load) -> None:
+    store = load([
+        *request(parts=False, client=False),
+        step(0, 15, 25, STEP_PREFILL_REQUESTS=[0], STEP_PREFILL_TOKENS=[40]),
+        step(1, 25, 35, STEP_PREFILL_REQUESTS=[0], STEP_PREFILL_TOKENS=[40]),
+        step(2, 35, 45, count=1, STEP_DECODE_JOINED="0"),
+        step(3, 45, 55, STEP_DECODE_LEFT="0", STEP_PREEMPTED=[0]),
+        step(4, 55, 65, STEP_PREFILL_REQUESTS=[0], STEP_PREFILL_TOKENS=[82]),
+        step(5, 65, 75, count=1, STEP_DECODE_JOINED="0"),
+    ])  # fmt: skip
+    assert phases(store)[1:] == [
+        ("queue", None, 5, 15),
+        ("prefill", None, 15, 35),
+        ("decode", None, 35, 45),
+        ("requeue", "preempted", 45, 55),
+        ("prefill", None, 55, 65),
+        ("decode", None, 65, 75),
+        ("delivery", None, 75, 80),
+    ]
+    assert store.fetchall(
+        "select is_recompute, n_tokens from phases where kind = 'prefill' order by start_ns"
+    ) == [(False, 80), (True, 82)]
+
+
 # --- steps -----------------------------------------------------------------------------------
 
 

@@ -99,10 +99,8 @@ def load_spans(
     store.run_script(PACKAGE, "engines.sql", names)
     store.run_script(PACKAGE, "steps.sql", names)
     _carry_memberships(store)
-    store.run_script(PACKAGE, "merge.sql", names)
-    store.run_script(PACKAGE, "memberships.sql", names)
-    store.run_script(PACKAGE, "tile.sql", names)
-    store.run_script(PACKAGE, "finish.sql", names)
+    for script in ("derive.sql", "merge.sql", "memberships.sql", "tile.sql", "finish.sql"):
+        store.run_script(PACKAGE, script, names)
     store.run_script("tokenlag.store", "quality.sql", names)
     _drop_staging(store)
 
