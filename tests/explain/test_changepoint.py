@@ -1,0 +1,85 @@
+"""A change is found where there is one, and hardly ever elsewhere."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tokenlag.explain.changepoint import find_more_arrivals, find_rise
+
+NS = 1_000_000_000
+N_SEEDS = 200
+N_POWER = 60
+MAX_FALSE = 0.02
+
+
+def noise(seed: int, n: int = 200, sigma: float = 0.6) -> np.ndarray:
+    return np.random.default_rng(seed).lognormal(6.0, sigma, n)
+
+
+def correlated(seed: int, n: int = 200) -> np.ndarray:
+    """Neighbours resemble each other: a mood of traffic that comes and goes."""
+    rng = np.random.default_rng(seed)
+    level = np.zeros(n)
+    for i in range(1, n):
+        level[i] = 0.8 * level[i - 1] + rng.normal(0, 0.15)
+    return np.exp(6.0 + level + rng.normal(0, 0.4, n))
+
+
+def ramp(seed: int, n: int = 200, factor: float = 3.0) -> np.ndarray:
+    return noise(seed, n, 0.2) * np.linspace(1.0, factor, n)
+
+
+def fall(seed: int, n: int = 200) -> np.ndarray:
+    return noise(seed, n, 0.3) * np.where(np.arange(n) < n // 2, 3.0, 1.0)
+
+
+@pytest.mark.parametrize("series", [noise, correlated, ramp, fall])
+def test_no_false_alarms(series) -> None:
+    alarms = sum(find_rise(series(seed)) is not None for seed in range(N_SEEDS))
+    assert alarms <= MAX_FALSE * N_SEEDS
+
+
+@pytest.mark.parametrize(("factor", "power"), [(2.0, 0.9), (4.0, 0.99)])
+@pytest.mark.parametrize("where", [0.3, 0.5, 0.8])
+def test_a_step_is_found_near_where_it_is(factor: float, power: float, where: float) -> None:
+    n, found = 200, 0
+    at = int(n * where)
+    for seed in range(N_POWER):
+        values = noise(seed, n, 0.4) * np.where(np.arange(n) < at, 1.0, factor)
+        got = find_rise(values)
+        found += got is not None and abs(got - at) <= 10
+    assert found >= power * N_POWER
+
+
+def test_a_small_step_and_too_few_values_are_left_alone() -> None:
+    n = 400
+    small = noise(1, n, 0.02) * np.where(np.arange(n) < n // 2, 1.0, 1.3)
+    assert find_rise(small) is None
+    assert find_rise(np.array([1.0] * 24 + [9.0] * 24)) is None
+    assert find_rise(np.array([])) is None
+
+
+def arrivals(seed: int, before: float, after: float, seconds: float = 240.0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    half = seconds / 2
+    first = np.sort(rng.uniform(0, half, rng.poisson(before * half)))
+    second = half + np.sort(rng.uniform(0, half, rng.poisson(after * half)))
+    return (np.concatenate([first, second]) * NS).astype(np.int64)
+
+
+def test_steady_arrivals_do_not_rise() -> None:
+    alarms = sum(find_more_arrivals(arrivals(s, 4.0, 4.0)) is not None for s in range(N_SEEDS))
+    assert alarms <= MAX_FALSE * N_SEEDS
+
+
+def test_twice_the_arrivals_are_seen() -> None:
+    found = 0
+    for seed in range(N_POWER):
+        at = find_more_arrivals(arrivals(seed, 4.0, 8.0))
+        found += at is not None and abs(at / NS - 120) <= 12
+    assert found >= 0.9 * N_POWER
+
+
+def test_too_few_arrivals_are_not_searched() -> None:
+    assert find_more_arrivals(arrivals(1, 0.2, 2.0)[:200]) is None
+    assert find_more_arrivals(np.zeros(0, dtype=np.int64)) is None
