@@ -86,7 +86,7 @@ def test_a_burst_later_on_is_no_first_wave() -> None:
 
 
 def test_a_service_in_the_middle_of_its_day_has_no_first_wave() -> None:
-    """Traces begin anywhere; with a long time to first token several arrive before the first one."""
+    """Traces begin anywhere; where first tokens take long, several arrive before the first."""
     hits = 0
     for seed in range(N_SEEDS):
         arrival, _ = poisson(seed)
