@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from tokenlag.errors import TokenlagError, UsageError
-from tokenlag.judge.diagnosis import Diagnosis, Exemplar, Interval
+from tokenlag.judge.diagnosis import Diagnosis, Group
 from tokenlag.window import (
     Objective,
     Window,
@@ -25,7 +27,7 @@ from tokenlag.window import (
 
 if TYPE_CHECKING:
     from tokenlag.explain.run import WindowRow
-    from tokenlag.judge.rulebook import Rulebook
+    from tokenlag.judge.judging import Brief
     from tokenlag.read.reading import ReadResult
     from tokenlag.store.connection import Store
 
@@ -86,7 +88,8 @@ def diagnose(
         UsageError: an option cannot be carried out, or the window holds no request.
     """
     # Imported here: `diagnose --help` must not load a database.
-    from tokenlag.explain.run import explain, prepare
+    from tokenlag.explain.run import explain, group_values, prepare
+    from tokenlag.judge.judging import Brief, judge_store
     from tokenlag.judge.rulebook import load_rules
     from tokenlag.store.connection import Store
 
@@ -102,13 +105,61 @@ def diagnose(
         prepare(store)
         choice = choose_windows(store, request, now_ns=now_ns, tz=tz)
         explain(store, choice.rows, objectives)
+        groups = group_values(store, request.by) if request.by else []
         tell("judge", 0.0)
-        diagnosis, rule_problems = _judge(store, choice, objectives, rulebook, read, tz)
+        brief = Brief(
+            rows=choice.rows,
+            objectives=objectives,
+            limits=parse_goodput(request.goodput),
+            rulebook=rulebook,
+            notes=[note.text for result in read for note in result.notes],
+            baseline_origin=choice.baseline_origin,
+            utc_offset=_utc_offset(choice.current.start_ns, tz),
+            rfc3339=lambda ns: format_time(ns, tz),
+        )
+        judged = judge_store(store, brief)
+        parts = _judge_groups(store, request, brief, groups, tell)
+        store.discard()
     problems: list[TokenlagError] = [p for r in read for p in r.problems]
-    return Outcome(diagnosis, problems + rule_problems)
+    diagnosis = msgspec.structs.replace(judged.diagnosis, groups=parts)
+    return Outcome(diagnosis, problems + judged.problems)
+
+
+def _utc_offset(ns: int, tz: tzinfo) -> str:
+    return format_offset(datetime.fromtimestamp(ns // 1_000_000_000, tz))
+
+
+def _judge_groups(
+    store: Store, request: Request, brief: Brief, groups: Sequence[str], tell: Progress
+) -> list[Group]:
+    """Each group of `--by` explained and judged by itself, on the same tables."""
+    from tokenlag.explain.run import explain, reset
+    from tokenlag.judge.judging import judge_store
+    from tokenlag.store.connection import Store as Reopened
+
+    parts = []
+    for number, value in enumerate(groups):
+        tell("groups", number / len(groups))
+        again = Reopened(store.path, memory_limit=request.memory_limit or DEFAULT_MEMORY)
+        reset(again)
+        explain(again, brief.rows, brief.objectives, only=(request.by or "", value))
+        part = judge_store(again, brief).diagnosis
+        parts.append(
+            Group(
+                by=request.by or "",
+                value=value,
+                requests=part.coverage.requests,
+                verdict=part.verdict,
+                latency=part.latency,
+                throughput=part.throughput,
+                findings=part.findings,
+            )
+        )
+    return parts
 
 
 def _objectives(request: Request) -> list[Objective]:
+    """Those of `--slo`; a limit of `--goodput` is one that nine requests in ten must meet."""
     objectives = parse_slo(request.slo) if request.slo else []
     limits = parse_goodput(request.goodput)
     known = {o.metric for o in objectives}
@@ -223,89 +274,3 @@ def _count(store: Store, dataset: int, from_ns: int, to_ns: int) -> int:
         )
         or 0
     )
-
-
-def _judge(
-    store: Store,
-    choice: Choice,
-    objectives: list[Objective],
-    rulebook: Rulebook,
-    read: list[ReadResult],
-    tz: tzinfo,
-) -> tuple[Diagnosis, list[TokenlagError]]:
-    from tokenlag.explain.arrays import Columns
-    from tokenlag.judge import figures
-    from tokenlag.judge.assemble import exemplar_keys, to_findings
-    from tokenlag.judge.budget import budget_table
-    from tokenlag.judge.coverage import coverage
-    from tokenlag.judge.excess import find_excess
-    from tokenlag.judge.rank import rank
-    from tokenlag.judge.run import run_rules
-    from tokenlag.judge.sql import query
-    from tokenlag.judge.verdict import Situation, decide
-
-    def rfc3339(ns: int) -> str:
-        return format_time(ns, tz)
-
-    has_baseline = len(choice.rows) > 1
-    columns = Columns(store, query("request_columns"))
-    current = figures.requests_of(columns, "current")
-    baseline = figures.requests_of(columns, "baseline")
-    latency = figures.latency(store, columns, has_baseline=has_baseline)
-    demand = store.fetchall(query("demand_all"))
-    spans_s = {str(name): float(span) for name, span, _, _ in demand}
-    is_closed = any(bool(closed) for name, _, _, closed in demand if name == "current")
-    _, itl_excess = figures.gap_stat(store, "current")
-    excess = find_excess(store, current, itl_excess, is_closed_loop=is_closed)
-    capabilities = figures.capabilities(store)
-    actual = {
-        (str(m), float(p)): a
-        for m, p, a in store.fetchall("select metric, percentile, actual_ms from objectives")
-    }
-    pairs = [(o, actual.get((o.metric, float(o.percentile)))) for o in objectives]
-    missed = [o.label for o, value in pairs if value is not None and value > o.limit_ms]
-    notes = [note.text for result in read for note in result.notes]
-    seen = coverage(store, len(current), capabilities, notes)
-    models = figures.step_models(store)
-    engine_name = store.scalar("select mode(engine_name) from epochs where dataset = 0")
-    facts = {
-        int(key): Exemplar(trace, rid, ttft, e2e)
-        for trace, rid, ttft, e2e, key in store.fetchall(query("exemplars"))
-    }
-    store.close(keep=True)
-    run = run_rules(
-        rulebook, store.path, capabilities, engine_name=str(engine_name) if engine_name else None
-    )
-    ranked = rank(run.hits)
-    shown = {key: facts[key] for key in exemplar_keys(run.hits) if key in facts}
-    totals = {
-        name: (e.rise_ms if has_baseline and e.rise_ms > 0 else e.alone_ms)
-        for name, e in excess.items()
-    }
-    findings = to_findings(ranked, totals, shown, seen.engines, rfc3339)
-    situation = Situation(findings, excess, capabilities, latency, current, missed, seen.steps)
-    now = figures.throughput(columns, spans_s, "current")
-    then = figures.throughput(columns, spans_s, "baseline") if has_baseline else None
-    diagnosis = Diagnosis(
-        window=Interval(rfc3339(choice.current.start_ns), rfc3339(choice.current.end_ns)),
-        baseline=(
-            Interval(rfc3339(choice.rows[1].from_ns), rfc3339(choice.rows[1].to_ns))
-            if has_baseline
-            else None
-        ),
-        coverage=seen,
-        verdict=decide(situation),
-        latency=latency,
-        throughput=figures.with_baseline(now, then),
-        not_evaluated=run.not_evaluated,
-        findings=findings,
-        budget=budget_table(current, baseline, pairs),
-        checked=run.checked,
-        models=models,
-        baseline_origin=choice.baseline_origin,
-        utc_offset=format_offset(
-            datetime.fromtimestamp(choice.current.start_ns // 1_000_000_000, tz)
-        ),
-    )
-    problems: list[TokenlagError] = list(run.problems)
-    return diagnosis, problems

@@ -64,9 +64,7 @@ def find_slower(end_ns: Ints, ratio: Floats) -> int | None:
     return None if at is None else int(end_ns[parts[at][0]])
 
 
-def find_rise(
-    values: Floats, min_side: int = MIN_SIDE, min_ratio: float = MIN_RATIO
-) -> int | None:
+def find_rise(values: Floats, min_side: int = MIN_SIDE, min_ratio: float = MIN_RATIO) -> int | None:
     """Index of the first value of a new, higher regime, or None.
 
     Only rises: what asks for less work makes nothing slower.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
 
 import numpy as np
 
@@ -14,6 +16,8 @@ from tokenlag.explain.sql import query
 from tokenlag.explain.stepmodel import StepArrays, StepModel, fit
 from tokenlag.store.connection import Store
 from tokenlag.window import Objective
+
+MAX_GROUPS = 8
 
 
 @dataclass(frozen=True)
@@ -75,17 +79,46 @@ def prepare(store: Store) -> None:
     store.run_script("tokenlag.store", "derived.sql")
 
 
+def reset(store: Store) -> None:
+    """Empties the derived tables, so that they can be filled again for a part of the requests."""
+    script = resources.files("tokenlag.store").joinpath("derived.sql").read_text(encoding="utf-8")
+    for table in re.findall(r"(?m)^create table (\w+)", script):
+        store.execute(f"delete from {table}")
+
+
+def group_values(store: Store, by: str) -> list[str]:
+    """The largest groups of the current window's requests, at most `MAX_GROUPS`.
+
+    Args:
+        store: with `request_facts` filled.
+        by: 'tenant', 'engine' or 'shape'.
+    """
+    rows = store.fetchall(query(f"groups_{by}"))
+    return [str(value) for value, _ in rows[:MAX_GROUPS]]
+
+
 def explain(
-    store: Store, windows: Sequence[WindowRow], objectives: Sequence[Objective] = ()
+    store: Store,
+    windows: Sequence[WindowRow],
+    objectives: Sequence[Objective] = (),
+    only: tuple[str, str] | None = None,
 ) -> dict[int, StepModel]:
-    """Fills the derived tables for these windows. Returns the step models by epoch key."""
+    """Fills the derived tables for these windows. Returns the step models by epoch key.
+
+    Args:
+        store: canonical tables loaded, derived tables empty.
+        windows: the current one first.
+        objectives: of `--slo`.
+        only: (by, value) to keep one group's requests; steps of its engines stay whole.
+    """
     for table in ("windows", "request_facts"):
         store.execute(f"delete from {table}")
     _write_windows(store, windows)
     store.execute(query("facts"))
+    if only is not None:
+        store.execute(query(f"keep_{only[0]}"), [only[1]])
     models = {}
-    keys = "select epoch_key from epochs join windows using (dataset) group by 1 order by 1"
-    for (key,) in store.fetchall(keys):
+    for (key,) in store.fetchall(query("fact_epochs" if only else "all_epochs")):
         models[int(key)] = explain_epoch(store, int(key))
     budgets = dict(store.fetchall("select epoch_key, max_batch_tokens from epochs"))
     known = {int(k): float(v) for k, v in budgets.items() if v}

@@ -51,7 +51,8 @@ def _finding(
     shown = (row.exemplar_keys or row.request_keys)[:MAX_EXEMPLARS]
     return Finding(
         rule=rule.id,
-        severity=rule.kind,
+        # What follows from another finding is told under it, and is no problem of its own.
+        severity="note" if ranked.consequence_of else rule.kind,
         symptom=row.symptom or (rule.symptom[0] if rule.symptom else None),
         confidence=round(confidence_of(hit), 2),
         share=share_of(hit, excess_ms),

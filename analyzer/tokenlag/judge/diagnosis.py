@@ -191,6 +191,26 @@ class StepModel(msgspec.Struct, frozen=True):
     reason: str | None
 
 
+class Goodput(msgspec.Struct, frozen=True):
+    """Requests that met every limit of `--goodput`; what was given up or not measured missed."""
+
+    limits_ms: dict[str, float]
+    share: float
+    requests_per_s: float | None
+
+
+class Group(msgspec.Struct, frozen=True):
+    """One tenant, engine or shape, explained and judged by itself."""
+
+    by: str
+    value: str
+    requests: int
+    verdict: Verdict
+    latency: dict[str, Stat]
+    throughput: Throughput
+    findings: list[Finding]
+
+
 class Diagnosis(msgspec.Struct, frozen=True):
     """Everything one run found out."""
 
@@ -208,6 +228,8 @@ class Diagnosis(msgspec.Struct, frozen=True):
     models: list[StepModel] = []
     baseline_origin: str | None = None
     utc_offset: str | None = None
+    goodput: Goodput | None = None
+    groups: list[Group] = []
 
 
 def to_json(diagnosis: Diagnosis) -> bytes:

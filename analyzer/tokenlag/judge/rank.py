@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tokenlag.judge.rule import CAUSES
 from tokenlag.judge.run import RuleHit
 
 COVERS_FRAC = 0.3
@@ -44,16 +45,32 @@ def rank(hits: Sequence[RuleHit]) -> list[Ranked]:
     )
     parent = {id(hit): _cause_of(hit, problems) for hit in problems}
     led_to = {id(hit): [o for o in problems if parent[id(o)] is hit] for hit in problems}
-    causes = sorted(
-        (h for h in problems if parent[id(h)] is None),
-        key=lambda h: (not is_cause(h), -_total(h, led_to[id(h)]), h.rule.id),
-    )
+    causes = [h for h in problems if parent[id(h)] is None]
+    weight = {id(h): _total(h, led_to[id(h)]) for h in causes}
+    causes.sort(key=lambda h: (not is_cause(h), -_with_kin(h, causes, weight), _place(h)))
     ordered: list[Ranked] = []
     for cause in causes:
         ordered.append(Ranked(cause, None))
         ordered.extend(Ranked(other, cause.rule.id) for other in led_to[id(cause)])
     notes = [h for h in hits if h.rule.kind == "note"]
     return ordered + [Ranked(note, None) for note in notes]
+
+
+def _with_kin(hit: RuleHit, causes: Sequence[RuleHit], weight: Mapping[int, float]) -> float:
+    """A cause's time and that of the causes with the same culprit: one culprit, several harms.
+
+    They stand together in the order of the closed list, whichever harm is the larger.
+    """
+    return sum(weight[id(o)] for o in causes if o is hit or _culprits(o) & _culprits(hit))
+
+
+def _culprits(hit: RuleHit) -> set[str]:
+    return {b.culprit for b in hit.row.blame}
+
+
+def _place(hit: RuleHit) -> tuple[int, str]:
+    known = list(CAUSES)
+    return (known.index(hit.rule.id) if hit.rule.id in CAUSES else len(known), hit.rule.id)
 
 
 def _total(cause: RuleHit, led_to: Sequence[RuleHit]) -> float:

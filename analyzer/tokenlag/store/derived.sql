@@ -311,3 +311,13 @@ create table step_tax (
     z          double not null,    -- extra ÷ its standard error over blocks of time
     held_ms    double not null     -- extra × streams, over the window's steps with
 );
+
+-- A number of tokens as a class: `256 to 1023`.
+create macro tokens_class(n) as
+    case when n is null then null when n < 4 then 'under 4'
+         else cast(pow(4, floor(log2(n) / 2)) as bigint) || ' to ' || cast(pow(4, floor(log2(n) / 2) + 1) - 1 as bigint) end;
+
+-- The shape of a request in words: powers of four of its prompt and output tokens.
+create macro shape_of(n_prompt, n_output) as
+    case when n_prompt is null then null else
+        'prompt ' || tokens_class(n_prompt) || ', output ' || coalesce(tokens_class(n_output), '?') end;

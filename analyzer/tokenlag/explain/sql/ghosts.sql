@@ -33,9 +33,10 @@ front as (
 ),
 dead as (
     select t.epoch_key, t.request_index, t.seq_key, 'outlives its request' as reason,
-           t.given_up_ns as from_ns, t.end_ns as to_ns
-    from told t join front using (epoch_key)
-    where t.given_up_ns is not null and t.end_ns - t.given_up_ns > 1000000000
+           -- What still waits holds no slot: from its first decode step on.
+           greatest(t.given_up_ns, r.from_ns) as from_ns, least(t.end_ns, r.to_ns) as to_ns
+    from told t join front using (epoch_key) join runs r using (epoch_key, request_index)
+    where t.given_up_ns is not null and least(t.end_ns, r.to_ns) - greatest(t.given_up_ns, r.from_ns) > 1000000000
     union all
     select r.epoch_key, r.request_index, null, 'never told of', r.from_ns, r.to_ns
     from runs r join front using (epoch_key) join usual u using (epoch_key)

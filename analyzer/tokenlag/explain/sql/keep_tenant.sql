@@ -1,0 +1,2 @@
+-- Only one group's requests.
+delete from request_facts where tenant is distinct from ?;
