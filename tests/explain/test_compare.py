@@ -23,9 +23,8 @@ def test_the_split_sums_to_the_difference(pairs: list[tuple[float, float]]) -> N
     before, after = zip(*pairs, strict=True)
     shares = shapley_product(before, after)
     whole = math.prod(after) - math.prod(before)
-    assert math.fsum(shares) == pytest.approx(
-        whole, rel=1e-9, abs=1e-9 * math.prod(map(max, pairs))
-    )
+    largest = math.prod(map(max, pairs))
+    assert math.fsum(shares) == pytest.approx(whole, rel=1e-9, abs=1e-9 * largest)
     for share, (b, a) in zip(shares, pairs, strict=True):
         assert share == 0 if a == b else (share > 0) == (a > b)
 

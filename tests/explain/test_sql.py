@@ -1,4 +1,4 @@
-"""The queries between canonical and derived tables, on small tables with the rows they must give."""
+"""The queries from canonical to derived tables: small tables, and the rows they must give."""
 
 from __future__ import annotations
 

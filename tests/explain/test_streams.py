@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -33,9 +34,7 @@ def naive_tokens(schedule: Schedule) -> dict[int, list[int]]:
 
 def naive_gaps(schedule: Schedule) -> Counter[tuple[int, int]]:
     return Counter(
-        (a, b)
-        for at in naive_tokens(schedule).values()
-        for a, b in zip(at[:-1], at[1:], strict=True)
+        (a, b) for at in naive_tokens(schedule).values() for a, b in itertools.pairwise(at)
     )
 
 
