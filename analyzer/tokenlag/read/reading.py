@@ -91,6 +91,8 @@ def read_spans(
             if progress:
                 progress(min(n_done, n_total), n_total)
         done = readers.finish()
+        if progress and n_done < n_total:  # what was skipped is done with, too
+            progress(n_total, n_total)
     finally:
         readers.close()
     result = ReadResult(problems=list(found.problems))
