@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tokenlag.read.load import load_traces
 from tokenlag.store.connection import Store
 
 from tests.read.span_rows import load_rows, read_otlp, shared
@@ -167,3 +168,26 @@ def test_engines_own_spans(name: str, n_spans: int, n_expected: int, tmp_path: P
         )
         if n_spans == n_expected and n_spans:
             assert queued == pytest.approx(sum(told.values()), abs=1e-6 * n_spans)
+
+
+def test_a_folder_as_it_lies_there(tmp_path: Path) -> None:
+    """Through the reader: other files in the folder are skipped, and said."""
+    with Store() as store:
+        folder = shared() / "captured" / "vllm-lab" / "queue-slots"
+        result = load_traces(store, [folder], work_dir=tmp_path)
+        assert result.n_files == 2
+        assert store.fetchall(
+            "select dialects, count(*) from requests group by 1 order by 1"
+        ) == [("contract,vllm", 204), ("vllm", 15)]  # fmt: skip
+        kinds = dict(store.fetchall("select kind, sum(n) from read_notes group by 1"))
+        assert kinds == {"skipped_file": 3, "startup_spans": 11}
+        # The same folder once more as baseline: nothing is joined across.
+        load_traces(store, [folder], dataset=1, work_dir=tmp_path)
+        assert store.fetchall(
+            "select dataset, count(*), sum(ttft_ms) > 0 from requests group by 1 order by 1"
+        ) == [(0, 219, True), (1, 219, True)]
+        assert store.fetchall(
+            "select e.dataset, count(*) from memberships m join epochs e using (epoch_key) "
+            "join sequences s on s.seq_key = m.seq_key and s.epoch_key = m.epoch_key "
+            "group by 1 order by 1"
+        ) == [(0, 204), (1, 204)]

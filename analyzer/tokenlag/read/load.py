@@ -94,8 +94,8 @@ def load_spans(
     _make_views(store, span_files, event_files)
     store.run_script(PACKAGE, "staging.sql")
     _set_duplicates_aside(store)
-    for dialect in DIALECTS:
-        store.run_script(PACKAGE, dialect.script, names)
+    for script in (script for dialect in DIALECTS for script in dialect.scripts):
+        store.run_script(PACKAGE, script, names)
     store.run_script(PACKAGE, "engines.sql", names)
     store.run_script(PACKAGE, "steps.sql", names)
     _carry_memberships(store)

@@ -24,7 +24,7 @@ class Dialect:
     Attributes:
         name: as it appears in `requests.dialects`.
         trust: smaller wins, field by field, where two dialects tell of one request.
-        script: its `.sql` in this package.
+        scripts: its `.sql` files in this package, in order.
         keys: column name → (attribute key, type) for keys outside the conventions.
         resource_keys: the same for resource attributes; columns get `res_` before them.
         event_names: span events that the script reads.
@@ -32,7 +32,7 @@ class Dialect:
 
     name: str
     trust: int
-    script: str
+    scripts: tuple[str, ...]
     keys: dict[str, tuple[str, str]] = field(default_factory=dict)
     resource_keys: dict[str, tuple[str, str]] = field(default_factory=dict)
     event_names: frozenset[str] = frozenset()
@@ -58,7 +58,7 @@ DIALECTS: Final[tuple[Dialect, ...]] = (
     Dialect(
         "genai-client",
         9,
-        "genai_client.sql",
+        ("genai_client.sql",),
         keys={
             "prompt_tokens": ("gen_ai.usage.prompt_tokens", "int"),
             "completion_tokens": ("gen_ai.usage.completion_tokens", "int"),
@@ -66,11 +66,11 @@ DIALECTS: Final[tuple[Dialect, ...]] = (
             "cached_tokens_underscore": ("gen_ai.usage.cache_read_input_tokens", "int"),
         },
     ),
-    Dialect("contract", 1, "contract.sql"),
+    Dialect("contract", 1, ("contract.sql", "contract_phases.sql")),
     Dialect(
         "vllm",
         2,
-        "vllm.sql",
+        ("vllm.sql",),
         keys=_LATENCY_KEYS
         | {
             "time_in_scheduler_s": ("gen_ai.latency.time_in_scheduler", "float"),
@@ -85,7 +85,7 @@ DIALECTS: Final[tuple[Dialect, ...]] = (
     Dialect(
         "sglang",
         3,
-        "sglang.sql",
+        ("sglang.sql",),
         keys=_LATENCY_KEYS
         | {
             "rid": ("rid", "str"),
