@@ -1,0 +1,203 @@
+"""One connection of one recorder to the writer: non-blocking, bounded, replaceable.
+
+`Channel.send` is what the hot path calls. It is the socket's own method while there is a
+connection, and a function that refuses while there is none, so the hot path has no branch for
+it. Connecting is the supervisor's work (see `link`), never the hot path's.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from tokenlag_tracer import wire
+
+SEQPACKET: Final = "seqpacket"
+STREAM: Final = "stream"
+SEND_BUFFER_BYTES: Final = 4 << 20  # the kernel grants what its own limit allows
+Bytes = bytes | bytearray | memoryview
+
+_NOT_BROKEN: Final = (errno.EAGAIN, errno.EMSGSIZE, errno.ENOBUFS, errno.EINTR, errno.ENOMEM)
+
+
+def has_packets() -> bool:
+    """Returns whether this system has packets over local sockets."""
+    if not hasattr(socket, "SOCK_SEQPACKET"):
+        return False
+    try:
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).close()
+    except OSError:
+        return False
+    return True
+
+
+def split_address(address: str) -> tuple[str, str]:
+    """Returns type (`seqpacket` or `stream`) and path of a writer's address.
+
+    Raises:
+        ValueError: it is no address.
+    """
+    kind, colon, path = address.partition(":")
+    if not colon or kind not in (SEQPACKET, STREAM) or not path:
+        raise ValueError(f"{address!r} is not an address such as seqpacket:PATH")
+    return kind, path
+
+
+def socket_for(kind: str) -> socket.socket:
+    """Returns a new local socket of a type."""
+    is_packets = kind == SEQPACKET
+    return socket.socket(
+        socket.AF_UNIX, socket.SOCK_SEQPACKET if is_packets else socket.SOCK_STREAM
+    )
+
+
+def connect(address: str, timeout_s: float = 0.0) -> socket.socket:
+    """Returns a connection to a writer, non-blocking unless a timeout is given.
+
+    Raises:
+        OSError: nobody listens there.
+        ValueError: it is no address.
+    """
+    kind, path = split_address(address)
+    connection = socket_for(kind)
+    try:
+        connection.settimeout(timeout_s)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        connection.connect(path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+class _StreamSender:
+    """Frames records on a byte stream; what did not fit goes first next time."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._rest = b""
+
+    def send(self, data: Bytes) -> int:
+        if self._rest:
+            n_sent = self._connection.send(self._rest)
+            self._rest = self._rest[n_sent:]
+            if self._rest:
+                raise BlockingIOError(errno.EAGAIN, "the record before is not out yet")
+        view = memoryview(data)
+        frame = wire.FRAME.pack(len(view)) + bytes(view)
+        self._rest = frame[self._connection.send(frame) :]
+        return len(view)
+
+
+def _refuse(_: Bytes) -> int:
+    raise ConnectionRefusedError(errno.ECONNREFUSED, "no writer")
+
+
+class Channel:
+    """A recorder's way to the writer.
+
+    Args:
+        hello: makes the record that says who is sending; first on each connection.
+
+    Attributes:
+        send: hands one record to the kernel, or raises OSError at once.
+        is_broken: there is no connection; the supervisor makes one.
+        n_lost: how many connections were lost.
+        full_since: monotonic seconds since when nothing was taken any more, by the
+            supervisor's watch; 0 while it is.
+    """
+
+    __slots__ = ("_connection", "full_since", "hello", "is_broken", "n_full", "n_lost", "send")
+
+    def __init__(self, hello: Callable[[], bytes]) -> None:
+        self.hello = hello
+        self.send: Callable[[Bytes], int] = _refuse
+        self.is_broken = True
+        self.n_lost = 0
+        self.n_full = 0
+        self.full_since = 0.0
+        self._connection: socket.socket | None = None
+
+    def failed(self, error: OSError) -> None:
+        """Notes that a record was not taken; tells a full socket from a lost one."""
+        if error.errno in _NOT_BROKEN:
+            self.n_full += 1
+            return
+        if not self.is_broken:
+            self.n_lost += 1
+            self.send = _refuse
+            self.is_broken = True
+
+    def open(self, address: str) -> bool:
+        """Connects and says hello; returns whether that worked. Not for the hot path."""
+        try:
+            connection = connect(address)
+        except (OSError, ValueError):
+            return False
+        try:
+            sender = (
+                connection.send
+                if connection.type == getattr(socket, "SOCK_SEQPACKET", None)
+                else _StreamSender(connection).send
+            )
+            sender(self.hello())
+        except OSError:
+            connection.close()
+            return False
+        self.close()
+        self._connection = connection
+        self.is_broken = False
+        self.send = sender
+        return True
+
+    def close(self) -> None:
+        """Ends the connection; what was sent is still delivered."""
+        self.send = _refuse
+        self.is_broken = True
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def has_room(self) -> bool:
+        """Returns whether a record would be taken now."""
+        connection = self._connection
+        if connection is None:
+            return False
+        try:
+            return bool(select.select((), (connection,), (), 0)[1])
+        except (OSError, ValueError):
+            return False
+
+
+def send_record(connection: socket.socket, data: bytes) -> None:
+    """Sends one record on a connection of either type, waiting as long as its timeout says.
+
+    Raises:
+        OSError: it is not taken.
+    """
+    if connection.type == getattr(socket, "SOCK_SEQPACKET", None):
+        connection.send(data)
+    else:
+        connection.sendall(wire.FRAME.pack(len(data)) + data)
+
+
+def private_folder() -> Path:
+    """Returns a new folder that only this user can enter, short enough for a socket's path.
+
+    Raises:
+        OSError: there is no place for one.
+    """
+    for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
+        if not base or len(base) > 60 or not os.access(base, os.W_OK):
+            continue
+        return Path(tempfile.mkdtemp(prefix="tokenlag-tracer-", dir=base))
+    raise OSError(errno.ENOENT, "no folder for a socket")
