@@ -70,6 +70,8 @@ class Engine:
         self._budget = 0
         self._index = 0
         self._now_s = start_s
+        self._decided_s = start_s
+        self.now_s = start_s
         self._decode_is_scheduled = False
 
     # --- arrivals -------------------------------------------------------------------------
@@ -120,35 +122,49 @@ class Engine:
         Raises:
             InputError: the head of the queue can never be admitted.
         """
-        now_s = self.log.start_s
-        decided_s = now_s
-        while True:
-            self._take_in(decided_s)
-            if not self.running and not self.waiting:
-                if not self._arrivals:
-                    return now_s
-                now_s = decided_s = max(now_s, self._arrivals[0][0])
-                if now_s >= until_s:
-                    return until_s
-                self._take_in(now_s)
-            step = self._step(decided_s, now_s)
-            if step is None:
-                # Everything that ran was preempted, or slots are held one step longer: try again.
-                if not (self._release() or self._preempted):
-                    raise InputError(f"request {self.waiting[0].number} can never be admitted")
-                decided_s = now_s
-                continue
-            if step.end_s > until_s:
-                self._retract(step)
-                return until_s
-            self._finish_step(step)
-            now_s = step.end_s
-            decided_s = now_s
-            if self.config.pipeline_depth == 2:
-                # The next batch is put together while this one runs.
-                decided_s = step.end_s - 0.75 * (step.end_s - step.busy_s)
-                if not self.running and not self.waiting:
-                    decided_s = now_s
+        while self.advance(until_s):
+            pass
+        return self.now_s
+
+    @property
+    def next_s(self) -> float:
+        """When the engine schedules next, as far as it knows; infinite if nothing is to do."""
+        if self.running or self.waiting:
+            return self._decided_s
+        return max(self._decided_s, self._arrivals[0][0]) if self._arrivals else float("inf")
+
+    def advance(self, until_s: float) -> bool:
+        """Run one step; False if there is nothing to do or the step would end after `until_s`.
+
+        Raises:
+            InputError: the head of the queue can never be admitted.
+        """
+        self._take_in(self._decided_s)
+        if not self.running and not self.waiting:
+            if not self._arrivals:
+                return False
+            self.now_s = self._decided_s = max(self.now_s, self._arrivals[0][0])
+            if self.now_s >= until_s:
+                self.now_s = until_s
+                return False
+            self._take_in(self.now_s)
+        step = self._step(self._decided_s, self.now_s)
+        if step is None:
+            # Everything that ran was preempted, or slots are held one step longer: try again.
+            if not (self._release() or self._preempted):
+                raise InputError(f"request {self.waiting[0].number} can never be admitted")
+            self._decided_s = self.now_s
+            return True
+        if step.end_s > until_s:
+            self._retract(step)
+            self.now_s = until_s
+            return False
+        self._finish_step(step)
+        self.now_s = self._decided_s = step.end_s
+        if self.config.pipeline_depth == 2 and (self.running or self.waiting):
+            # The next batch is put together while this one runs.
+            self._decided_s = step.end_s - 0.75 * (step.end_s - step.busy_s)
+        return True
 
     def _retract(self, step: Step) -> None:
         """Forget a step that did not end within the run: a span that never ended is not written."""
