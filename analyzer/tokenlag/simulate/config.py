@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tokenlag.errors import InputError
 
@@ -56,7 +59,18 @@ class StepChange:
 
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """What a step costs: `a + b·P + c·D + d·C` in ms, times a lognormal of `noise_sigma`."""
+    """What a step costs: `a + b·P + c·D + d·C` in ms, times a lognormal of `noise_sigma`.
+
+    Other truths than that straight one, so that an analyzer is not judged by its own form:
+
+    Attributes:
+        noise_rho: how much of a step's noise the next one keeps (0: none).
+        knee_tokens: tokens of a step (prompt and decoding) that cost next to nothing; past
+            that `b` each, around a corner of `knee_width` tokens.
+        tile_tokens: prompt tokens are paid in multiples of this.
+        tile_seqs: decoding sequences are paid in multiples of this.
+        effects: faults; tables that `steptime` reads.
+    """
 
     a_ms: float
     b_ms: float
@@ -64,7 +78,32 @@ class StepModel:
     d_ms: float
     noise_sigma: float = 0.0
     changes: tuple[StepChange, ...] = ()
+    noise_rho: float = 0.0
+    knee_tokens: float = 0.0
+    knee_width: float = 32.0
+    tile_tokens: int = 0
+    tile_seqs: int = 0
+    effects: tuple[Mapping[str, Any], ...] = ()
 
     def cost_ms(self, n_prefill: int, n_decode: int, n_context: int) -> float:
         """Return the undisturbed time of a step in milliseconds."""
-        return self.a_ms + self.b_ms * n_prefill + self.c_ms * n_decode + self.d_ms * n_context
+        n_paid = _tiled(n_decode, self.tile_seqs)
+        rest_ms = self.c_ms * n_paid + self.d_ms * n_context
+        return self.a_ms + self.prefill_ms(n_prefill, n_decode) + rest_ms
+
+    def prefill_ms(self, n_prefill: int, n_decode: int) -> float:
+        """Return the part of a step's time that its prompt tokens make."""
+        n_paid = _tiled(n_prefill, self.tile_tokens)
+        if not self.knee_tokens:
+            return self.b_ms * n_paid
+        both, alone = self._over_knee(n_paid + n_decode), self._over_knee(n_decode)
+        return self.b_ms * (both - alone)
+
+    def _over_knee(self, n_tokens: float) -> float:
+        """Softplus: 0 far below the knee, the tokens past it far above, a curve between."""
+        x = (n_tokens - self.knee_tokens) / self.knee_width
+        return self.knee_width * (max(x, 0.0) + math.log1p(math.exp(-abs(x))))
+
+
+def _tiled(n: int, tile: int) -> int:
+    return -(-n // tile) * tile if tile else n

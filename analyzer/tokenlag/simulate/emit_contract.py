@@ -249,6 +249,7 @@ class ContractEmitter:
             names.CLIENT_GAP_P50_NS: _nearest(gaps_ns, 0.5),
             names.CLIENT_GAP_P99_NS: _nearest(gaps_ns, 0.99),
             names.CLIENT_GAP_MAX_NS: _nearest(gaps_ns, 1.0),
+            names.CLIENT_INTENDED_NS: _intended_ns(request),
             names.ERROR_TYPE: error,
         }
 
@@ -272,6 +273,7 @@ class ContractEmitter:
             names.ERROR_TYPE: error,
             names.TENANT: None if "tenant" in self._drop else request.tenant,
             names.PREFIX_ID: request.prefix_id,
+            names.REQUEST_FEATURES: ",".join(request.features) or None,
             names.SAMPLE_WEIGHT: 1 / self._sample_frac if self._sample_frac < 1 else None,
             names.FIRST_TOKEN_NS: time.ns(tokens_s[0]) - start_ns if tokens_s else None,
             names.LAST_TOKEN_NS: time.ns(tokens_s[-1]) - start_ns if tokens_s else None,
@@ -289,6 +291,13 @@ class ContractEmitter:
             names.USAGE_OUTPUT_TOKENS: request.n_generated,
             names.USAGE_CACHED_TOKENS: self._cached(request),
         }
+
+
+def _intended_ns(request: Request) -> int | None:
+    """How long before the send it was meant to be sent; None where nobody tells."""
+    if request.intended_s is None:
+        return None
+    return round((request.sent_s - request.intended_s) * 1e9)
 
 
 def _nearest(ordered: list[int], share: float) -> int | None:

@@ -22,6 +22,7 @@ from tokenlag.errors import InputError
 from tokenlag.simulate.config import EngineConfig, StepModel
 from tokenlag.simulate.decoding import BLOCK_TOKENS, DecodeBatch, blocks_for
 from tokenlag.simulate.log import Chunk, EpochLog, Request, Step
+from tokenlag.simulate.steptime import Batch, StepTime
 
 OnDone = Callable[[Request, float], Iterable[Request]]
 StepHook = Callable[[int, float, float, int, int], float]
@@ -54,7 +55,7 @@ class Engine:
         self.log = EpochLog(epoch=epoch, start_s=start_s, end_s=start_s)
         self.waiting: deque[Request] = deque()
         self.running: dict[Request, None] = {}
-        self._noise = noise
+        self._time = StepTime(model, noise, start_s)
         self._on_done = on_done
         self._hook = hook
         self._arrivals: list[tuple[float, int, Request]] = []
@@ -230,12 +231,13 @@ class Engine:
         )
 
     def _cost_ms(self, now_s: float, n_prefill: int, n_decode: int, n_context: int) -> float:
-        cost_ms = self.model.cost_ms(n_prefill, n_decode, n_context)
-        for change in self.model.changes:
-            if change.from_s <= now_s < change.until_s:
-                cost_ms = cost_ms * change.factor + change.add_ms
-        if self.model.noise_sigma:
-            cost_ms *= self._noise.lognormvariate(0.0, self.model.noise_sigma)
+        features: tuple[str, ...] = ()
+        if self._time.needs_features:
+            scheduled = [request for request, _ in self._chunks]
+            scheduled += self._decoding.members if n_decode else ()
+            features = tuple(name for request in scheduled for name in request.features)
+        batch = Batch(now_s, n_prefill, n_decode, n_context, features)
+        cost_ms = self._time.cost_ms(batch)
         if self._hook is not None:
             cost_ms = self._hook(self._index, now_s, cost_ms, n_prefill, n_decode)
         return cost_ms
@@ -356,6 +358,7 @@ class Engine:
     def _finish_step(self, step: Step) -> None:
         self.log.steps.append(step)
         self.log.end_s = step.end_s
+        self._time.ended(step.end_s)
         self._release()
         done = self._decoding.advance() if step.n_decode else []
         for request, chunk in self._chunks:

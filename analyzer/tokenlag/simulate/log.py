@@ -27,6 +27,8 @@ class Request:
     is_ghost: bool = False
     gives_up_s: float | None = None
     turn: int = 0
+    features: tuple[str, ...] = ()
+    intended_s: float | None = None
     # what the engine did with it
     epoch: int = -1
     index: int = -1

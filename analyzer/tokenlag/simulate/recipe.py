@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from tokenlag.errors import InputError
 from tokenlag.simulate.config import EngineConfig, StepChange, StepModel
+from tokenlag.simulate.steptime import check_effects
 from tokenlag.simulate.workload import Edge
 
 _T = TypeVar("_T")
@@ -145,6 +146,9 @@ class Recipe:
             _typed(StepChange, change, f"{place} step.changes")
             for change in step.get("changes", ())
         )
+        step["effects"] = tuple(step.get("effects", ()))
+        model = _typed(StepModel, step, f"{place} step")
+        check_effects(model.effects, model)
         measure = table.get("measure_s")
         restart = table.get("restart")
         return Variant(
@@ -153,7 +157,7 @@ class Recipe:
             shows=str(table.get("shows", self.shows)),
             seed=self.seed,
             engine=_typed(EngineConfig, _section(table, "engine", place), f"{place} engine"),
-            step=_typed(StepModel, step, f"{place} step"),
+            step=model,
             edge=_typed(Edge, table.get("edge", {}), f"{place} edge"),
             workload=_section(table, "workload", place),
             truth=_typed(Truth, _tuples(table.get("truth", {})), f"{place} truth"),

@@ -64,6 +64,7 @@ class Workload:
         # Apart from the arrivals' stream: network jitter must not move lengths or arrivals.
         self._edge_random = random.Random(f"edge {seed}")
         self._jitter_random = random.Random(f"jitter {seed}")
+        self._feature_random = random.Random(f"features {seed}")
         self._jitter_s = jitter_s
         self._numbers = itertools.count()
         self._sources = dict(sources)
@@ -243,6 +244,11 @@ class Workload:
             prefix_id=table.get("prefix"),
             turn=turn,
         )
+        if "features" in table:
+            share = float(table.get("features_frac", 1.0))
+            # A stream of its own: marking requests must not move arrivals or lengths.
+            if share >= 1.0 or self._feature_random.random() < share:
+                request.features = tuple(str(table["features"]).split(","))
         if "give_up_after_s" in table:
             request.gives_up_s = sent_s + float(table["give_up_after_s"])
         self.requests.append(request)
