@@ -48,7 +48,7 @@ class Effect(ABC):
     def apply(self, cost_ms: float, batch: Batch) -> float:
         """Return the step's time in milliseconds, given its time without this effect."""
 
-    def ended(self, end_s: float) -> None:
+    def ended(self, end_s: float) -> None:  # noqa: B027 most have nothing to learn from it
         """Learn when the step ended."""
 
 
@@ -71,6 +71,7 @@ class Pauses(Effect):
         self._next = max(1, -int(-from_s // every_s))
 
     def apply(self, cost_ms: float, batch: Batch) -> float:
+        """See `Effect`."""
         if batch.now_s < self._next * self._every_s or batch.now_s >= self._until_s:
             return cost_ms
         self._next = int(batch.now_s / self._every_s) + 1
@@ -89,6 +90,7 @@ class FirstUse(Effect):
         self._seen: set[tuple[str, int]] = set()
 
     def apply(self, cost_ms: float, batch: Batch) -> float:
+        """See `Effect`."""
         n_tokens = batch.n_prefill or batch.n_decode
         shape = ("prefill" if batch.n_prefill else "decode", (n_tokens - 1).bit_length())
         if shape in self._seen:
@@ -109,6 +111,7 @@ class Ceiling(Effect):
         self._from_s = from_s
 
     def apply(self, cost_ms: float, batch: Batch) -> float:
+        """See `Effect`."""
         is_over = batch.n_decode > self._above and batch.now_s >= self._from_s
         return cost_ms + self._add_ms if is_over else cost_ms
 
@@ -132,6 +135,7 @@ class Tax(Effect):
         self._from_s = from_s
 
     def apply(self, cost_ms: float, batch: Batch) -> float:
+        """See `Effect`."""
         n_marked = batch.features.count(self._feature)
         if not n_marked or batch.now_s < self._from_s:
             return cost_ms
@@ -155,6 +159,7 @@ class Part(Effect):
         self._from_s = from_s
 
     def apply(self, cost_ms: float, batch: Batch) -> float:
+        """See `Effect`."""
         if batch.now_s < self._from_s:
             return cost_ms
         if self._part == "decode":
@@ -175,6 +180,7 @@ class Flip(Effect):
         self._from_s = from_s
 
     def apply(self, cost_ms: float, batch: Batch) -> float:
+        """See `Effect`."""
         since_s = batch.now_s - self._from_s
         is_slow = since_s >= 0 and int(since_s / self._every_s) % 2 == 0
         return cost_ms * self._factor if is_slow else cost_ms
@@ -192,6 +198,7 @@ class Ramp(Effect):
         self._factor = factor
 
     def apply(self, cost_ms: float, batch: Batch) -> float:
+        """See `Effect`."""
         share = min(max((batch.now_s - self._from_s) / self._over_s, 0.0), 1.0)
         return cost_ms * (1.0 + (self._factor - 1.0) * share)
 
@@ -210,11 +217,13 @@ class AfterIdle(Effect):
         self._slow_until_s = float("-inf")
 
     def apply(self, cost_ms: float, batch: Batch) -> float:
+        """See `Effect`."""
         if batch.now_s - self._ended_s >= self._idle_s:
             self._slow_until_s = batch.now_s + self._for_s
         return cost_ms * self._factor if batch.now_s < self._slow_until_s else cost_ms
 
     def ended(self, end_s: float) -> None:
+        """See `Effect`."""
         self._ended_s = end_s
 
 
