@@ -163,10 +163,7 @@ def write_queue_blame(
         )  # fmt: skip
     hit = result.behind_ms > 0
     if hit.any():
-        store.execute(
-            "create or replace temp table behind "
-            "(request_key integer, behind_ms double, behind_key integer)"
-        )
+        store.execute(query("behind_table"))
         store.insert(
             "behind",
             {

@@ -11,6 +11,7 @@ import numpy as np
 
 from tokenlag.explain import arrivals, changepoint, compare, costs, residuals
 from tokenlag.explain.arrays import Columns
+from tokenlag.explain.behind_spans import write_behind
 from tokenlag.explain.engine import explain_epoch
 from tokenlag.explain.sql import query
 from tokenlag.explain.stepmodel import StepArrays, StepModel, fit
@@ -122,6 +123,7 @@ def explain(
         models[int(key)] = explain_epoch(store, int(key))
     budgets = dict(store.fetchall("select epoch_key, max_batch_tokens from epochs"))
     known = {int(k): float(v) for k, v in budgets.items() if v}
+    write_behind(store)
     costs.write_alone_costs(store, models, known)
     for name in ("reuse", "ghosts", "demand", "binding", "growth"):
         store.execute(query(name))

@@ -34,6 +34,7 @@ create table request_facts (
     is_aborted         boolean not null,
     is_open            boolean not null,
     is_prefill_only    boolean not null,
+    is_frontend_measured boolean not null, -- else `frontend_ms` is what the other parts leave over, and may hide waits
     is_first_wave      boolean not null, -- arrived together with others into an idle engine at the start of the data
     weight             double not null,
     network_in_ms      double,

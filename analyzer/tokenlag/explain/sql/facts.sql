@@ -12,7 +12,8 @@ with spent as (
            sum((end_ns - start_ns) / 1e6) filter (kind = 'delivery')   as delivery_ms,
            sum((end_ns - start_ns) / 1e6) filter (kind = 'uncovered')  as uncovered_ms,
            -- A prefill that may hold the queue as well says nothing about prefill.
-           bool_or(kind = 'prefill' and detail = 'includes queue')     as is_prefill_mixed
+           bool_or(kind = 'prefill' and detail = 'includes queue')     as is_prefill_mixed,
+           coalesce(bool_and(origin = 'measured') filter (kind = 'frontend'), true) as is_frontend_measured
     from phases
     group by request_key
 ),
@@ -30,7 +31,7 @@ select r.request_key, w.name, d.seq_key, d.epoch_key, e.engine_id, r.request_id,
        r.n_prompt, r.n_cached,
        greatest(r.n_prompt - coalesce(r.n_cached, 0), 0) as n_new,
        r.n_computed, r.n_output, r.n_preemptions,
-       r.is_aborted, r.is_open, r.is_prefill_only, false, r.weight,
+       r.is_aborted, r.is_open, r.is_prefill_only, coalesce(s.is_frontend_measured, true), false, r.weight,
        s.network_in_ms, s.frontend_ms, s.queue_ms, s.requeue_ms,
        case when s.is_prefill_mixed then null else s.prefill_ms end,
        s.decode_ms, s.delivery_ms, s.uncovered_ms,
