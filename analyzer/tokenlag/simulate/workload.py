@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from tokenlag.errors import InputError
 from tokenlag.simulate.decoding import BLOCK_TOKENS
 from tokenlag.simulate.log import Request
 
-KINDS = ("poisson", "at", "closed", "sessions", "ghosts")
+KINDS = ("poisson", "at", "closed", "sessions", "ghosts", "planned")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,7 @@ class Workload:
         self._jitter_s = jitter_s
         self._numbers = itertools.count()
         self._sources = dict(sources)
+        self._planned_s: dict[str, deque[float]] = {}
         self.requests: list[Request] = []
 
     def initial(self) -> list[Request]:
@@ -98,6 +100,9 @@ class Workload:
             if request.turn + 1 >= table.get("requests_each", float("inf")):
                 return []
             return [self._new(request.source, table, heard_s, turn=request.turn + 1)]
+        if kind == "planned":
+            planned = self._planned_s.get(request.source)
+            return [self._send_planned(request.source, heard_s)] if planned else []
         if kind == "sessions" and request.turn + 1 < table["turns"]:
             # The pause lies between the last token and the next turn's arrival at the engine.
             pause_s = self._random.expovariate(1 / table["pause_s"])
@@ -164,6 +169,22 @@ class Workload:
             self._new(name, table, self._jitter_random.random() * ramp_s)
             for _ in range(table["clients"])
         ]
+
+    def _planned(self, name: str, table: Mapping[str, Any]) -> Iterable[Request]:
+        """Sends at planned times, of a client with no more than `clients` open at once."""
+        times = list(table["times_s"])
+        if "every_s" in table:
+            times = [times[0] + k * table["every_s"] for k in range(int(table["n_times"]))]
+        self._planned_s[name] = deque(float(time_s) for time_s in times)
+        n_first = min(int(table["clients"]), len(times))
+        return [self._send_planned(name, 0.0) for _ in range(n_first)]
+
+    def _send_planned(self, name: str, free_s: float) -> Request:
+        """Send what was planned next, as soon as a connection is free."""
+        intended_s = self._planned_s[name].popleft()
+        request = self._new(name, self._sources[name], max(intended_s, free_s))
+        request.intended_s = intended_s
+        return request
 
     def _sessions(self, name: str, table: Mapping[str, Any]) -> Iterable[Request]:
         starts = [self._random.uniform(0, table["start_over_s"]) for _ in range(table["sessions"])]
