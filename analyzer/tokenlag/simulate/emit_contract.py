@@ -12,7 +12,7 @@ from tokenlag.simulate.emit_steps import StepEmitter, TextSpan
 from tokenlag.simulate.log import EpochLog, Request
 from tokenlag.simulate.otlp_json import AttributeValue, Span, span_text
 from tokenlag.simulate.run import ERROR_TIMEOUT, ERROR_UNAVAILABLE, Run
-from tokenlag.simulate.timeline import ENGINE_ID, Timeline, request_ids
+from tokenlag.simulate.timeline import Timeline, engine_id, request_ids
 
 
 class ContractEmitter:
@@ -45,6 +45,8 @@ class ContractEmitter:
         self._sample_frac = sample_frac
         self._ids = random.Random(f"ids {run.key}")
         self._chance = random.Random(f"chance {run.key}")
+        frontend = run.variant.frontend
+        self._stage = frontend.stage if frontend is not None else "tokenize"
         self._client_name = f"{run.variant.operation} {run.variant.model}"
 
     def spans(self) -> Iterator[TextSpan]:
@@ -81,7 +83,8 @@ class ContractEmitter:
             return request.gives_up_s + edge.network_ms / 1e3, request.gives_up_s, ERROR_TIMEOUT
         assert request.done_s is not None
         handed_s = request.done_s + edge.delivery_ms / 1e3
-        return handed_s, handed_s + edge.network_ms / 1e3, request.error
+        got = (self._run.received or {}).get(request.number)
+        return handed_s, got[-1] if got else handed_s + edge.network_ms / 1e3, request.error
 
     def _request_spans(self, request: Request) -> Iterator[Span]:
         time, drop = self._time, self._drop
@@ -110,17 +113,18 @@ class ContractEmitter:
         if "frontend" not in drop and request.error != ERROR_UNAVAILABLE:
             yield self._span(
                 trace_id, self._span_id(), request_id, names.SPAN_FRONTEND,
-                time.ns(request.arrival_s), time.ns(request.engine_s), {names.STAGE: "tokenize"},
+                time.ns(request.arrival_s), time.ns(request.engine_s), {names.STAGE: self._stage},
             )  # fmt: skip
         attributes = self._request_attributes(request, tokens_s, error)
         done_s = request.done_s
         if log is not None and done_s is not None and self._is_compact:
             attributes.update(self._engine_attributes(request))
-        yield self._span(
-            trace_id, request_id, None if "client" in drop else client_id, names.SPAN_REQUEST,
-            time.ns(request.arrival_s), time.ns(handed_s), attributes,
-            kind=names.KIND_SERVER, is_error=is_error,
-        )  # fmt: skip
+        if "request" not in drop:
+            yield self._span(
+                trace_id, request_id, None if "client" in drop else client_id,
+                names.SPAN_REQUEST, time.ns(request.arrival_s), time.ns(handed_s), attributes,
+                kind=names.KIND_SERVER, is_error=is_error,
+            )  # fmt: skip
         if log is None or done_s is None:
             return
         if not self._is_compact:
@@ -230,13 +234,15 @@ class ContractEmitter:
         self, request: Request, tokens_s: list[float], error: str | None
     ) -> dict[str, AttributeValue | None]:
         variant, edge = self._run.variant, self._run.variant.edge
+        way_s = (edge.delivery_ms + edge.network_ms) / 1e3
+        got_s = (self._run.received or {}).get(request.number)
+        if got_s is None:
+            got_s = [token_s + way_s for token_s in tokens_s]
         gaps_ns = sorted(
-            round((after - before) * 1e9) for before, after in itertools.pairwise(tokens_s)
+            round((after - before) * 1e9) for before, after in itertools.pairwise(got_s)
         )
-        first_chunk_s = None
-        if tokens_s:
-            way_s = (edge.delivery_ms + edge.network_ms) / 1e3
-            first_chunk_s = round(tokens_s[0] + way_s - request.sent_s, 9)
+        first_chunk_s = round(got_s[0] - request.sent_s, 9) if got_s else None
+        has_list = variant.delivery is not None and variant.delivery.has_chunk_list
         return {
             names.OPERATION_NAME: variant.operation,
             names.REQUEST_MODEL: variant.model,
@@ -250,6 +256,9 @@ class ContractEmitter:
             names.CLIENT_GAP_P99_NS: _nearest(gaps_ns, 0.99),
             names.CLIENT_GAP_MAX_NS: _nearest(gaps_ns, 1.0),
             names.CLIENT_INTENDED_NS: _intended_ns(request),
+            names.CLIENT_CHUNK_MS: ",".join(f"{(t - request.sent_s) * 1e3:.1f}" for t in got_s)
+            if has_list
+            else None,
             names.ERROR_TYPE: error,
         }
 
@@ -280,9 +289,10 @@ class ContractEmitter:
         }
 
     def _engine_attributes(self, request: Request) -> dict[str, AttributeValue | None]:
+        log = self._run.epochs[request.epoch]
         return {
-            names.ENGINE_ID: None if "replica" in self._drop else ENGINE_ID,
-            names.ENGINE_EPOCH: self._time.epoch_ns(self._run.epochs[request.epoch]),
+            names.ENGINE_ID: None if "replica" in self._drop else engine_id(log),
+            names.ENGINE_EPOCH: self._time.epoch_ns(log),
             names.REQUEST_INDEX: request.index,
             names.SEQUENCE: 0,
             names.REQUEST_ID: f"req-{request.number}",

@@ -11,7 +11,7 @@ from tokenlag_tracer import conventions as names
 from tokenlag.simulate.log import EpochLog, Step
 from tokenlag.simulate.otlp_json import attribute_text
 from tokenlag.simulate.run import Run
-from tokenlag.simulate.timeline import ENGINE_ID, Timeline
+from tokenlag.simulate.timeline import Timeline, engine_id
 
 TextSpan = tuple[int, int, str]
 
@@ -67,7 +67,7 @@ class StepEmitter:
         epoch_ns = time.epoch_ns(log)
         head = attribute_text(names.ENGINE_EPOCH, epoch_ns)
         if "replica" not in self._drop:
-            head = f"{attribute_text(names.ENGINE_ID, ENGINE_ID)},{head}"
+            head = f"{attribute_text(names.ENGINE_ID, engine_id(log))},{head}"
         members: set[int] = set()
         n_dropped, is_list_due = 0, True
         previous_end_ns = time.ns(log.start_s)
@@ -76,7 +76,7 @@ class StepEmitter:
             members.update(step.joined)
             start_ns, end_ns = time.ns(step.start_s), time.ns(step.end_s)
             yield from self._heartbeats(
-                number, head, epoch_ns, step.index - 1, previous_end_ns, start_ns
+                number, head, log, step.index - 1, previous_end_ns, start_ns
             )
             previous_end_ns = end_ns
             if self._lost_frac and step.index and self._chance.random() < self._lost_frac:
@@ -86,19 +86,21 @@ class StepEmitter:
             is_full = is_list_due or step.index % names.FULL_LIST_EVERY_STEPS == 0
             is_list_due = False
             body = self._step_text(step, members if is_full else None, n_dropped)
-            text = self._step_span_text(epoch_ns, start_ns, end_ns, f"{head},{body}")
+            text = self._step_span_text(log, start_ns, end_ns, f"{head},{body}")
             yield end_ns, number, text
         end_ns = time.ns(
-            self._run.last_instant_s if number == len(self._run.epochs) - 1 else log.end_s
+            log.end_s
+            if any(later.engine == log.engine for later in self._run.epochs[number + 1 :])
+            else self._run.last_instant_s
         )
         yield from self._heartbeats(
-            number, head, epoch_ns, len(log.steps) - 1, previous_end_ns, end_ns
+            number, head, log, len(log.steps) - 1, previous_end_ns, end_ns
         )
 
-    def _step_span_text(self, epoch_ns: int, start_ns: int, end_ns: int, attributes: str) -> str:
+    def _step_span_text(self, log: EpochLog, start_ns: int, end_ns: int, attributes: str) -> str:
         window = start_ns // names.ENGINE_TRACE_NS
         trace_id = hashlib.blake2b(
-            f"{ENGINE_ID}/{epoch_ns}/{window}".encode(), digest_size=16
+            f"{engine_id(log)}/{self._time.epoch_ns(log)}/{window}".encode(), digest_size=16
         ).hexdigest()
         return (
             f'{{"traceId":"{trace_id}","spanId":"{self._ids.getrandbits(64):016x}",'
@@ -141,7 +143,7 @@ class StepEmitter:
         return ",".join(parts)
 
     def _heartbeats(
-        self, number: int, head: str, epoch_ns: int, index: int, from_ns: int, until_ns: int
+        self, number: int, head: str, log: EpochLog, index: int, from_ns: int, until_ns: int
     ) -> Iterator[TextSpan]:
         """Yield a step of no length each ten seconds of idleness, with the last step's index."""
         if index < 0:
@@ -157,5 +159,5 @@ class StepEmitter:
                     attribute_text(names.STEP_WAITING, 0),
                 )
             )
-            yield beat_ns, number, self._step_span_text(epoch_ns, beat_ns, beat_ns, attributes)
+            yield beat_ns, number, self._step_span_text(log, beat_ns, beat_ns, attributes)
             beat_ns += names.HEARTBEAT_NS

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from tokenlag_tracer import conventions as names
 
+from tokenlag.simulate.log import EpochLog
 from tokenlag.simulate.otlp_json import AttributeValue, Scope, Span, span_text
 from tokenlag.simulate.run import Run
 from tokenlag.simulate.timeline import Timeline, request_ids
@@ -30,18 +31,18 @@ _TOP_P = "gen_ai.request.top_p"
 _N = "gen_ai.request.n"
 
 
-def resource_of(run: Run) -> dict[str, AttributeValue | None]:
+def resource_of(run: Run, log: EpochLog) -> dict[str, AttributeValue | None]:
     """Return the resource attributes that vLLM's API server process sets."""
     return {
         names.SERVICE_NAME: "vllm",
-        names.SERVICE_INSTANCE_ID: f"{run.variant.recipe}-{run.seed}",
+        names.SERVICE_INSTANCE_ID: f"{run.variant.recipe}-{run.seed}-{log.engine}",
         "vllm.instrumenting_module_name": "vllm.llm_engine",
         "vllm.process_id": "4242",
     }
 
 
 def spans(run: Run, timeline: Timeline) -> Iterator[tuple[int, int, str]]:
-    """Yield end (unix ns), resource number 0 and text of each span."""
+    """Yield end (unix ns), number of the epoch's resource, and text of each span."""
     ids = random.Random(f"vllm ids {run.key}")
     delivery_s = run.variant.edge.delivery_ms / 1e3
     for request in run.requests:
@@ -82,4 +83,4 @@ def spans(run: Run, timeline: Timeline) -> Iterator[tuple[int, int, str]]:
             end_ns=timeline.ns(processed_s),
             attributes=attributes,
         )
-        yield span.end_ns, 0, span_text(span, extra=_FLAGS)
+        yield span.end_ns, request.epoch, span_text(span, extra=_FLAGS)

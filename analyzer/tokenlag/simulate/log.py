@@ -107,6 +107,7 @@ class EpochLog:
 
     epoch: int
     start_s: float
+    engine: int = 0
     steps: list[Step] = field(default_factory=list)
     decode_steps: list[int] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)

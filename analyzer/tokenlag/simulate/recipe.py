@@ -11,6 +11,9 @@ from typing import Any, TypeVar
 
 from tokenlag.errors import InputError
 from tokenlag.simulate.config import EngineConfig, StepChange, StepModel
+from tokenlag.simulate.delivery import DeliveryConfig
+from tokenlag.simulate.fleet import FleetConfig
+from tokenlag.simulate.frontend import FrontendConfig
 from tokenlag.simulate.steptime import check_effects
 from tokenlag.simulate.workload import Edge
 
@@ -73,6 +76,9 @@ class Variant:
     measure_s: tuple[float, float] | None
     horizon_s: float
     restart: Restart | None
+    fleet: FleetConfig | None
+    frontend: FrontendConfig | None
+    delivery: DeliveryConfig | None
     resource: Mapping[str, Any]
     model: str
     operation: str
@@ -158,12 +164,15 @@ class Recipe:
             seed=self.seed,
             engine=_typed(EngineConfig, _section(table, "engine", place), f"{place} engine"),
             step=model,
-            edge=_typed(Edge, table.get("edge", {}), f"{place} edge"),
+            edge=_typed(Edge, _tuples(table.get("edge", {})), f"{place} edge"),
             workload=_section(table, "workload", place),
             truth=_typed(Truth, _tuples(table.get("truth", {})), f"{place} truth"),
             measure_s=(float(measure[0]), float(measure[1])) if measure else None,
             horizon_s=float(table.get("horizon_s", float("inf"))),
             restart=_typed(Restart, restart, f"{place} restart") if restart else None,
+            fleet=_optional(FleetConfig, table, "fleet", place),
+            frontend=_optional(FrontendConfig, table, "frontend", place),
+            delivery=_optional(DeliveryConfig, table, "delivery", place),
             resource=table.get("resource", {}),
             model=str(table.get("model", "sim-8b")),
             operation=str(table.get("operation", "chat")),
@@ -238,6 +247,13 @@ def _typed(kind: type[_T], table: Mapping[str, Any], place: str) -> _T:
         return kind(**table)
     except TypeError as error:
         raise InputError(str(error), place=place) from None
+
+
+def _optional(kind: type[_T], table: Mapping[str, Any], key: str, place: str) -> _T | None:
+    section = table.get(key)
+    if section is None or section.get("off"):
+        return None
+    return _typed(kind, _tuples(section), f"{place} {key}")
 
 
 def _tuples(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
+from tokenlag.errors import InputError
+from tokenlag.simulate.delivery import received
 from tokenlag.simulate.engine import Engine, StepHook
+from tokenlag.simulate.fleet import Fleet, FleetConfig
 from tokenlag.simulate.log import EpochLog, Request
 from tokenlag.simulate.recipe import Recipe, Truth, Variant
 from tokenlag.simulate.workload import Workload
@@ -25,6 +28,8 @@ class Run:
         epochs: step logs, one for each start of the engine, in order.
         requests: all requests in the order of their making.
         end_s: when the run's data end, in seconds of the run.
+        received: by request number, when each token reached the client, in seconds of the run;
+            None where nothing lies between them but the way itself.
     """
 
     variant: Variant
@@ -32,6 +37,7 @@ class Run:
     epochs: list[EpochLog]
     requests: list[Request]
     end_s: float
+    received: dict[int, list[float]] | None = None
     _last_instant_s: float | None = field(default=None, repr=False)
 
     @property
@@ -58,7 +64,9 @@ class Run:
             after_s = (edge.delivery_ms + edge.network_ms) / 1e3
             ends = [request.done_s for request in self.requests if request.done_s is not None]
             steps_end_s = max((epoch.end_s for epoch in self.epochs), default=0.0)
-            self._last_instant_s = max(steps_end_s, max(ends, default=0.0) + after_s)
+            last_s = max(steps_end_s, max(ends, default=0.0) + after_s)
+            got = (times[-1] for times in (self.received or {}).values() if times)
+            self._last_instant_s = max(last_s, max(got, default=0.0))
         return self._last_instant_s
 
     @property
@@ -100,6 +108,21 @@ def run(
         sigma = chosen.reseed.get("noise_sigma", model.noise_sigma)
         model = replace(model, noise_sigma=float(sigma))
     workload = Workload(chosen.workload, chosen.edge, seed=used_seed, jitter_s=jitter_s)
+    if chosen.fleet is not None or chosen.frontend is not None:
+        if chosen.restart is not None:
+            raise InputError("a fleet or a front end with a restart is not simulated")
+        fleet = Fleet(
+            chosen.fleet or FleetConfig(),
+            chosen.engine,
+            model,
+            frontend=chosen.frontend,
+            seed=used_seed,
+            on_done=workload.follow_up,
+            hook=hook,
+        )
+        fleet.add(workload.initial())
+        end_s = fleet.run(chosen.horizon_s)
+        return _delivered(Run(chosen, used_seed, fleet.logs, workload.requests, end_s))
     noise = random.Random(f"noise {used_seed}")
 
     epochs: list[EpochLog] = []
@@ -137,4 +160,18 @@ def run(
         end_s = second.run(chosen.horizon_s)
         second.close()
         epochs.append(second.log)
-    return Run(chosen, used_seed, epochs, workload.requests, end_s)
+    return _delivered(Run(chosen, used_seed, epochs, workload.requests, end_s))
+
+
+def _delivered(made: Run) -> Run:
+    """Let the tokens of a run that is over pass what lies between the engine and the client."""
+    config = made.variant.delivery
+    if config is None:
+        return made
+    kinds = {table.get("kind") for table in made.variant.workload.values()}
+    if kinds & {"closed", "sessions"}:
+        raise InputError("what delivery delays must not send the next request: open loops only")
+    edge = made.variant.edge
+    way_s = (edge.delivery_ms + edge.network_ms) / 1e3
+    made.received = received(config, made.epochs, made.requests, way_s)
+    return made

@@ -16,10 +16,14 @@ from tokenlag.simulate.run import Run
 # 2026-03-02T12:00:00Z, a Monday at noon.
 DEFAULT_END_NS = 1_772_452_800_000_000_000
 
-ENGINE_ID = "sim-0"
-
-# The engine is up some seconds before its first request.
+# The engine is up some seconds before its first request; engines of a fleet start in turn.
 ENGINE_START_LEAD_NS = 30_000_000_000
+ENGINE_START_APART_NS = 1_700_000_000
+
+
+def engine_id(log: EpochLog) -> str:
+    """Return the id of the engine whose epoch this is."""
+    return f"sim-{log.engine}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,8 @@ class Timeline:
 
     def epoch_ns(self, log: EpochLog) -> int:
         """Return when an engine epoch began, in unix nanoseconds."""
-        lead_ns = 0 if log.epoch else ENGINE_START_LEAD_NS
+        is_restart = log.start_s > 0
+        lead_ns = 0 if is_restart else ENGINE_START_LEAD_NS - log.engine * ENGINE_START_APART_NS
         return self.ns(log.start_s) - lead_ns
 
 
@@ -62,15 +67,17 @@ def request_ids(run: Run, request: Request) -> RequestIds:
     return RequestIds(digest[:32], digest[32:48], digest[48:64], digest[64:])
 
 
-def resource_of(run: Run, *, has_replica: bool = True) -> dict[str, AttributeValue | None]:
-    """Return the resource attributes of the run's engine: its limits and its name."""
+def resource_of(run: Run, log: EpochLog, *, has_replica: bool = True) -> dict[str, AttributeValue | None]:
+    """Return the resource attributes of one engine of the run: its limits and its name."""
     config = run.variant.engine
     text = json.dumps(asdict(config), sort_keys=True)
     threshold = config.prompt_threshold or None
     resource: dict[str, AttributeValue | None] = {
         names.SERVICE_NAME: "sim",
-        names.SERVICE_INSTANCE_ID: ENGINE_ID if has_replica else None,
-        names.HOST_NAME: "sim-host" if has_replica else None,
+        names.SERVICE_INSTANCE_ID: engine_id(log) if has_replica else None,
+        names.HOST_NAME: ("sim-host" if not log.engine else f"sim-host-{log.engine}")
+        if has_replica
+        else None,
         names.ENGINE_NAME: "sim",
         names.ENGINE_VERSION: "1",
         names.ENGINE_MAX_SEQS: config.max_seqs,

@@ -19,6 +19,7 @@ FORMS = ("contract", "compact", "vllm")
 DROPS = {
     "steps": "no llm.engine_step spans",
     "client": "no client spans",
+    "request": "no llm.request spans: what the front end saw",
     "network": "no llm.network spans",
     "frontend": "no llm.frontend spans",
     "queue": "no llm.queue spans",
@@ -90,11 +91,12 @@ def write_traces(
     timeline = Timeline(
         run_end_s=run.last_instant_s,
         end_ns=DEFAULT_END_NS if end_ns is None else end_ns,
-        client_skew_ns=round(damage.client_skew_ms * 1e6),
+        client_skew_ns=round((damage.client_skew_ms + run.variant.edge.client_skew_ms) * 1e6),
     )
     if form == "vllm":
         spans = list(emit_vllm.spans(run, timeline))
-        resources, scope = [emit_vllm.resource_of(run)], emit_vllm.SCOPE
+        resources = [emit_vllm.resource_of(run, log) for log in run.epochs]
+        scope = emit_vllm.SCOPE
     else:
         emitter = ContractEmitter(
             run,
@@ -105,7 +107,8 @@ def write_traces(
             sample_frac=damage.sample_frac,
         )
         spans = list(emitter.spans())
-        resources = [resource_of(run, has_replica="replica" not in dropped)] * len(run.epochs)
+        has_replica = "replica" not in dropped
+        resources = [resource_of(run, log, has_replica=has_replica) for log in run.epochs]
         scope = Scope()
     if damage.duplicate_frac:
         chance = random.Random(f"duplicates {run.seed}")

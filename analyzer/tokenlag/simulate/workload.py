@@ -30,6 +30,8 @@ class Edge:
         frontend_ms: receipt to the engine's queue, for any prompt.
         frontend_us_per_token: and for each prompt token.
         delivery_ms: token ready to bytes accepted by the socket.
+        network_in_ms: more time from send to receipt, as it changes: `[[time, ms], …]`.
+        client_skew_ms: how far the client's clock is ahead.
     """
 
     network_ms: float = 1.0
@@ -37,6 +39,8 @@ class Edge:
     frontend_ms: float = 1.0
     frontend_us_per_token: float = 0.0
     delivery_ms: float = 0.1
+    network_in_ms: tuple[tuple[float, float], ...] = ()
+    client_skew_ms: float = 0.0
 
 
 class Workload:
@@ -222,9 +226,15 @@ class Workload:
         )
 
     def _new(self, name: str, table: Mapping[str, Any], sent_s: float, *, turn: int = 0) -> Request:
-        n_prompt = self._draw(table["prompt"])
+        n_shared = 0
+        if "shared_frac" in table and self._random.random() < table["shared_frac"]:
+            n_shared = int(table["shared_tokens"])
+        n_prompt = n_shared + self._draw(table["prompt"])
         n_output = self._draw(table["output"])
-        return self._make(name, sent_s, n_prompt, n_output, table, turn=turn)
+        made = self._make(name, sent_s, n_prompt, n_output, table, turn=turn, n_cached=n_shared)
+        if n_shared:
+            made.prefix_id = str(table["shared_prefix"])
+        return made
 
     def _draw(self, length: Any) -> int:
         if isinstance(length, list):
@@ -247,6 +257,8 @@ class Workload:
         network_s = edge.network_ms / 1e3
         if edge.network_spread:
             network_s *= 1 + edge.network_spread * self._edge_random.uniform(-1, 1)
+        if edge.network_in_ms:
+            network_s += _interpolate([list(p) for p in edge.network_in_ms], sent_s) / 1e3
         arrival_s = sent_s + network_s
         frontend_s = edge.frontend_ms / 1e3 + edge.frontend_us_per_token * n_prompt / 1e6
         cached = n_cached or int(table.get("cached", 0))
