@@ -135,7 +135,7 @@ class _Worker:
             "POLARS_MAX_THREADS": "1",  # each worker has a core; more threads only contend
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tokenlag.read.worker"],
+            [sys.executable, "-P", "-m", "tokenlag.read.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
