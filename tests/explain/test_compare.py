@@ -14,6 +14,8 @@ from tokenlag.explain.compare import block_sums, effects, shapley_product, write
 from tokenlag.explain.run import prepare
 from tokenlag.store.connection import Store
 
+from tests.explain.tables import add
+
 FACTORS = st.floats(0.001, 1e6)
 
 
@@ -115,18 +117,16 @@ def store() -> Iterator[Store]:
 
 
 def fill(store: Store, name: str, columns) -> None:
-    n = len(columns["ttft"])
     ((first,),) = store.fetchall("select count(*) from request_facts")
-    rows = {
-        "request_key": list(range(first, first + n)), "window_name": [name] * n,
-        "arrival_ns": list(range(n)), "weight": [1.0] * n,
-        **{f: [False] * n for f in ("is_aborted", "is_open", "is_prefill_only", "is_first_wave")},
-    }  # fmt: skip
-    for column, values in columns.items():
-        key = column if column.startswith("n_") else f"{column}_ms"
-        whole = np.round(values).astype(np.int64) if column.startswith("n_") else values
-        rows[key] = whole if column.startswith("n_") else np.ma.masked_invalid(whole)
-    store.insert("request_facts", rows)
+    rows = []
+    for i in range(len(columns["ttft"])):
+        row = {"request_key": first + i, "window_name": name, "arrival_ns": i}
+        for column, values in columns.items():
+            key = column if column.startswith("n_") else f"{column}_ms"
+            value = float(values[i])
+            row[key] = None if math.isnan(value) else value
+        rows.append(row)
+    add(store, "request_facts", *rows)
 
 
 def changes(store: Store) -> dict[tuple[str, str], tuple[float, float, float]]:

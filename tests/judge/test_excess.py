@@ -1,0 +1,118 @@
+"""When a slowness can be seen: against the alone cost, and against the baseline."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenlag.judge.excess import MIN_SLOW, Excess, find_excess
+
+from tests.judge.making import a_store, requests
+
+
+def judge(
+    rows: list[dict[str, Any]],
+    changes: list[tuple[Any, ...]] = (),  # type: ignore[assignment]
+    itl_excess_ms: float = 0.0,
+    is_closed_loop: bool = False,
+) -> dict[str, Excess]:
+    with a_store() as store:
+        current = requests(store, rows)
+        for metric, factor, base, effect, low in changes:
+            store.execute(
+                "insert into changes values (?, ?, ?, ?, ?, ?, ?)",
+                [metric, factor, base, base + effect, effect, low, effect + 1.0],
+            )
+        return find_excess(store, current, itl_excess_ms, is_closed_loop=is_closed_loop)
+
+
+def row(ttft: float = 100.0, alone: float = 100.0, **more: Any) -> dict[str, Any]:
+    told = {"ttft_ms": ttft, "alone_ttft_ms": alone, "e2e_ms": 1000.0, "alone_e2e_ms": 1000.0}
+    return told | {"n_output": 10} | more
+
+
+def test_as_fast_as_alone_is_no_excess() -> None:
+    found = judge([row()] * 50)
+    assert found["ttft"].alone_ms == 0.0
+    assert not any(e.is_visible or e.is_hinted for e in found.values())
+    assert np.isnan(found["ttft"].rise_ms), "no baseline, no rise"
+
+
+def test_excess_sums_what_is_above_the_alone_cost_and_nothing_below_cancels_it() -> None:
+    found = judge([row(ttft=150.0)] * 2 + [row(ttft=20.0)] * 3)
+    assert found["ttft"].alone_ms == pytest.approx(100.0)
+
+
+@pytest.mark.parametrize(
+    ("n", "n_slow", "visible"),
+    [(100, 10, True), (100, 9, False), (80, MIN_SLOW, True), (9, 9, False), (20, 7, False)],
+)
+def test_a_share_that_a_p90_would_notice_and_enough_of_them(
+    n: int, n_slow: int, visible: bool
+) -> None:
+    rows = [row(ttft=1000.0)] * n_slow + [row()] * (n - n_slow)
+    assert judge(rows)["ttft"].is_visible == visible
+
+
+@pytest.mark.parametrize(
+    ("alone", "ttft", "slow"),
+    [(100.0, 340.0, False), (100.0, 360.0, True), (600.0, 1150.0, False), (600.0, 1250.0, True)],
+)
+def test_slow_is_twice_the_alone_cost_and_more_than_a_person_overlooks(
+    alone: float, ttft: float, slow: bool
+) -> None:
+    assert judge([row(ttft=ttft, alone=alone)] * 20)["ttft"].is_visible == slow
+
+
+def test_a_few_slow_ones_hint_only() -> None:
+    found = judge([row(ttft=1000.0)] * 3 + [row()] * 15)["ttft"]
+    assert (found.is_visible, found.is_hinted) == (False, True)
+    assert "3 of 18" in found.reason
+
+
+def test_a_closed_loops_queue_is_its_own() -> None:
+    rows = [row(ttft=2000.0, queue_ms=1900.0, e2e_ms=2900.0)] * 50
+    assert judge(rows)["ttft"].is_visible
+    found = judge(rows, is_closed_loop=True)
+    assert not found["ttft"].is_visible
+    assert found["e2e"].alone_ms == 0.0
+
+
+def test_a_first_wave_is_not_the_service() -> None:
+    rows = [row(ttft=2000.0, is_first_wave=True)] * 30 + [row()] * 30
+    assert not judge(rows)["ttft"].is_visible
+
+
+def test_what_was_not_measured_is_neither_slow_nor_counted() -> None:
+    found = judge([row(ttft=None)] * 90 + [row(ttft=1000.0)] * 10)["ttft"]
+    assert found.is_visible
+    assert "10 of 10" in found.reason
+    assert np.isnan(judge([row(ttft=None)] * 20)["ttft"].alone_ms)
+
+
+@pytest.mark.parametrize(
+    ("base", "effect", "low", "visible"),
+    [
+        (100.0, 30.0, 10.0, True),
+        (100.0, 30.0, -1.0, False),
+        (100.0, 15.0, 10.0, False),
+        (50.0, 15.0, 10.0, False),
+        (0.0, 30.0, 10.0, False),
+    ],
+)
+def test_a_rise_over_the_baseline_beyond_chance_and_worth_noticing(
+    base: float, effect: float, low: float, visible: bool
+) -> None:
+    found = judge([row()] * 50, [("ttft", "total", base, effect, low)])["ttft"]
+    assert found.is_visible == visible
+    assert found.rise_ms == pytest.approx(50 * effect)
+
+
+def test_time_between_tokens_is_judged_by_the_token() -> None:
+    rows = [row(n_output=11)] * 20
+    # 80 ms a request are 8 ms a token; the baseline took 20.
+    moved = judge(rows, [("decode", "rate", 20.0, 80.0, 40.0)])["itl"]
+    assert moved.is_visible
+    assert not judge(rows, [("decode", "rate", 20.0, 30.0, 10.0)])["itl"].is_visible
+    assert judge(rows, itl_excess_ms=123.0)["itl"].alone_ms == 123.0

@@ -1,0 +1,166 @@
+"""Three honest endings, and what each of them claims."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenlag.judge.diagnosis import Stat, Verdict
+from tokenlag.judge.excess import Excess
+from tokenlag.judge.verdict import Situation, decide
+
+from tests.judge.making import a_store, finding, requests
+
+ALL = {"queue", "prefill", "decode", "steps", "cached_tokens"}
+
+
+def stat(n: int = 50, value: float = 100.0) -> Stat:
+    return Stat(value, value, value, value, n)
+
+
+def excess(symptom: str, n: int, **more: Any) -> Excess:
+    told = {
+        "alone_ms": 0.0, "rise_ms": float("nan"), "is_visible": False, "is_hinted": False,
+        "slow": np.zeros(n, dtype=bool), "reason": "it is so",
+    }  # fmt: skip
+    return Excess(symptom, **told | more)
+
+
+def verdict(
+    n: int = 50,
+    findings: tuple[Any, ...] = (),
+    visible: dict[str, dict[str, Any]] | None = None,
+    capabilities: set[str] = ALL,
+    missed: tuple[str, ...] = (),
+    latency: dict[str, Stat] | None = None,
+    rows: list[dict[str, Any]] | None = None,
+    n_steps: int = 1000,
+) -> Verdict:
+    plain = [{"ttft_ms": 100.0, "alone_ttft_ms": 90.0, "e2e_ms": 500.0}] * n
+    told = rows if rows is not None else plain
+    with a_store() as store:
+        current = requests(store, told)
+        of = {s: excess(s, len(told), **(visible or {}).get(s, {})) for s in ("ttft", "itl", "e2e")}
+        figures = {"ttft": stat(), "itl": stat(), "e2e": stat()} | (latency or {})
+        return decide(Situation(findings, of, set(capabilities), figures, current, missed, n_steps))
+
+
+def test_the_first_cause_is_the_verdict() -> None:
+    got = verdict(findings=(finding("prompts-grew"), finding("queueing-not-prefill")))
+    assert (got.status, got.cause, got.symptom) == ("problem", "prompts-grew", "ttft")
+    assert got.summary == "prompts-grew happened"
+    assert got.missing == []
+
+
+@pytest.mark.parametrize(
+    "weak",
+    [
+        finding("prompts-grew", confidence=0.49),
+        finding("trace-incomplete", severity="note"),
+        finding("queueing-not-prefill", consequence_of="prompts-grew"),
+    ],
+    ids=["unsure", "note", "consequence"],
+)
+def test_what_is_unsure_a_note_or_a_consequence_is_no_cause(weak: Any) -> None:
+    assert verdict(findings=(weak,)).status == "healthy"
+    got = verdict(findings=(weak, finding("frontend-wait")))
+    assert got.cause == "frontend-wait"
+
+
+def test_nothing_wrong_says_within_what_bound() -> None:
+    got = verdict(capabilities=ALL | {"baseline"})
+    assert (got.status, got.cause, got.symptom) == ("healthy", None, None)
+    assert "50 requests, 1000 steps" in got.summary
+    assert "20 %" in got.summary
+    assert "no baseline" in verdict().summary
+    blind = verdict(visible={"ttft": {"alone_ms": float("nan")}})
+    assert "only waiting could be judged" in blind.summary
+
+
+@pytest.mark.parametrize(
+    ("symptom", "missing"),
+    [
+        ("ttft", ["queue", "prefill", "steps", "cached_tokens"]),
+        ("itl", ["steps"]),
+        ("e2e", ["decode", "steps"]),
+    ],
+)
+def test_a_slowness_whose_parts_were_not_recorded_cannot_be_told(
+    symptom: str, missing: list[str]
+) -> None:
+    got = verdict(visible={symptom: {"is_visible": True}}, capabilities=set())
+    assert (got.status, got.symptom, got.missing) == ("inconclusive", symptom, missing)
+    assert got.cause is None
+    for name in missing:
+        assert name in got.summary
+
+
+def test_a_real_slowness_that_fits_no_cause_is_a_problem_without_one() -> None:
+    rows = [
+        {"ttft_ms": 2000.0 if i < 20 else 100.0, "tenant": "docs" if i < 22 else "chat",
+         "n_prompt": 100}
+        for i in range(60)
+    ]  # fmt: skip
+    slow = np.arange(60) < 20
+    got = verdict(rows=rows, visible={"ttft": {"is_visible": True, "slow": slow}})
+    assert (got.status, got.cause, got.symptom) == ("problem", None, "ttft")
+    assert got.dimension == {"tenant": "docs"}
+    assert "tenant = docs" in got.summary
+
+
+def test_where_slow_requests_are_like_all_no_dimension_is_named() -> None:
+    rows = [{"ttft_ms": 100.0, "tenant": f"t{i % 2}", "n_prompt": 100} for i in range(60)]
+    slow = np.arange(60) % 6 < 2
+    got = verdict(rows=rows, visible={"ttft": {"is_visible": True, "slow": slow}})
+    assert got.dimension is None
+
+
+def test_lengths_are_told_as_classes() -> None:
+    rows = [{"ttft_ms": 1.0, "n_prompt": 5000 if i < 20 else 100} for i in range(60)]
+    got = verdict(rows=rows, visible={"ttft": {"is_visible": True, "slow": np.arange(60) < 20}})
+    assert got.dimension == {"prompt": "4096 to 8192 tokens"}
+
+
+def test_a_missed_objective_alone_is_a_problem() -> None:
+    got = verdict(missed=("tpot_p90",))
+    assert (got.status, got.symptom) == ("problem", "itl")
+    assert "tpot_p90" in got.summary
+    blind = verdict(missed=("ttft_p90",), capabilities={"queue"})
+    assert (blind.status, blind.missing) == ("inconclusive", ["prefill", "steps", "cached_tokens"])
+
+
+def test_a_handful_of_requests_is_too_few_to_call() -> None:
+    got = verdict(n=4)
+    assert (got.status, got.missing) == ("inconclusive", ["requests"])
+    assert verdict(n=4, findings=(finding("frontend-wait"),)).status == "problem"
+
+
+def test_requests_that_never_tell_their_end_are_not_healthy() -> None:
+    nothing = Stat(None, None, None, None, 0)
+    got = verdict(latency={"e2e": nothing, "ttft": nothing})
+    assert got.status == "inconclusive"
+
+
+def test_a_hint_is_not_called_healthy_where_its_parts_were_not_recorded() -> None:
+    hinted = {"ttft": {"is_hinted": True}}
+    assert verdict(visible=hinted).status == "healthy"
+    assert verdict(visible=hinted, capabilities={"queue", "prefill"}).status == "inconclusive"
+
+
+def test_a_burst_at_the_start_cannot_be_judged_without_steps() -> None:
+    rows = [{"ttft_ms": 900.0, "alone_ttft_ms": 100.0, "is_first_wave": True}] * 40
+    blind = verdict(rows=rows, capabilities=ALL - {"steps"}, n_steps=0)
+    assert (blind.status, blind.missing) == ("inconclusive", ["steps"])
+    assert verdict(rows=rows).status == "healthy"
+
+
+def test_the_symptom_with_slow_requests_goes_before_the_larger_sum() -> None:
+    slow = np.arange(50) < 10
+    got = verdict(
+        visible={
+            "ttft": {"is_visible": True, "slow": slow, "alone_ms": 10.0},
+            "e2e": {"is_visible": True, "alone_ms": 1e9},
+        }
+    )
+    assert got.symptom == "ttft"
