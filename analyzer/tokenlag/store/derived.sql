@@ -313,6 +313,51 @@ create table step_tax (
     held_ms    double not null     -- extra × streams, over the window's steps with
 );
 
+-- The two ends of the network: what the client saw against what the server did. `late_*` are
+-- differences of durations, each on one clock, so that no skew is in them.
+create table edges (
+    request_key        integer not null,
+    window_name        varchar not null,
+    client_ttft_ms     double,   -- client's first chunk − its send; NULL without a client span
+    client_e2e_ms      double,   -- client's last byte − its send
+    late_first_ms      double,   -- client's time to first chunk − server's to first token: way in and way out of the first
+    late_end_ms        double,   -- client's end to end − server's: way in and way out of the last
+    way_in_ms          double,   -- send → receipt: all of it on one clock; across clocks what is above the fastest request, at most late_end_ms
+    way_in_basis       varchar,  -- 'same clock' | 'above the fastest, within the round trip' | 'above the fastest'
+    way_out_first_ms   double,   -- first token ready → client's first chunk, beyond the way that every request has
+    way_out_end_ms     double,   -- last token ready → client's last byte, likewise
+    client_gap_p50_ms  double,   -- between chunks, at the client
+    frontend_ms        double,   -- receipt → the engine's queue, without what is done after the engine
+    frontend_basis     varchar,  -- 'measured' | 'between stamps' | 'derived' (a rest, that may hide other waits)
+    frontend_floor_ms  double    -- what a request of its length takes there with nobody ahead: the fastest of its kind
+);
+
+-- What each engine was given and had in hand. Engines that ran and were given nothing are here with 0.
+create table engine_load (
+    window_name      varchar not null,
+    engine_id        varchar not null,
+    n_requests       double not null,
+    work_frac        double not null,  -- share of all offered work (prompt tokens to compute and output tokens, by the time that each takes)
+    in_flight        double not null,  -- mean requests in hand
+    in_flight_tokens double not null,  -- mean prompt and output tokens of them
+    hot_frac         double not null,  -- share of the window's twentieths in which it had more than twice the others' mean of tokens in hand
+    queue_ms         double,           -- mean wait of its requests
+    cached_frac      double,           -- of its prompt tokens
+    prefix_frac      double,           -- share of its requests that carry the window's commonest prefix
+    prefix_here_frac double            -- share of the requests with that prefix that it was given
+);
+
+-- What each tenant asked for and how long it waited.
+create table tenant_load (
+    window_name    varchar not null,
+    tenant         varchar not null,
+    n_requests     double not null,
+    requests_per_s double not null,
+    work_per_s     double not null,    -- in mean requests of the baseline (without one: of the window) a second
+    queue_ms       double,             -- mean wait of its requests
+    ttft_ms        double              -- mean
+);
+
 -- A number of tokens as a class: `256 to 1023`.
 create macro tokens_class(n) as
     case when n is null then null when n < 4 then 'under 4'
