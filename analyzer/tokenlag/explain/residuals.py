@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from tokenlag.explain import shift, stoppage
+from tokenlag.explain import shift, stepmodel, stoppage
 from tokenlag.explain.arrays import Columns, Floats, Ints, nullable
 from tokenlag.explain.sql import query
 from tokenlag.store.connection import Store
@@ -177,10 +177,11 @@ def _write_tax(store: Store, rows: Columns) -> None:
     if runs.n_rows == 0:
         return
     current = rows.objects("window_name") == "current"
-    usual = rows.floats("fitted_ms")
-    residual, streams = rows.floats("excess_ms"), rows.floats("n_streams")
+    streams = rows.floats("n_streams")
     for feature in sorted(set(runs.objects("feature").tolist())):
         marked = _marked(rows, runs, runs.objects("feature") == feature)
+        usual = _usual_without(rows, current, marked)
+        residual = rows.floats("wall_ms") - usual
         known = current & np.isfinite(residual)
         with_it, without = known & marked, known & ~marked
         if with_it.sum() < MIN_TAX_STEPS or without.sum() < MIN_TAX_STEPS:
@@ -198,6 +199,34 @@ def _write_tax(store: Store, rows: Columns) -> None:
                 "held_ms": [extra * float(streams[with_it].sum())],
             },
         )
+
+
+def _usual_without(rows: Columns, current: Bools, marked: Bools) -> Floats:
+    """What each step should cost by a model of the steps without such a request.
+
+    One model of all steps would hold part of the very tax that is asked for.
+    """
+    out = np.full(rows.n_rows, np.nan)
+    observed = _observed(rows, np.ones(rows.n_rows, dtype=bool))
+    for key in np.unique(rows.ints("epoch_key")):
+        own = np.flatnonzero(current & (rows.ints("epoch_key") == key))
+        plain = ~marked[own]
+        if plain.sum() < MIN_TAX_STEPS:
+            continue
+        arrays = stepmodel.StepArrays(
+            observed.wall_ms[own], observed.n_prefill_tokens[own], observed.n_decode[own],
+            observed.attention_work[own], observed.n_context_tokens[own], plain,
+        )  # fmt: skip
+        model = stepmodel.fit(arrays)
+        if not model.has_decode:
+            continue
+        usual = model.predict(
+            arrays.n_prefill_tokens, arrays.n_decode, arrays.attention_work, arrays.n_context_tokens
+        )
+        if not model.has_prefill:
+            usual[arrays.n_prefill_tokens > 0] = np.nan
+        out[own] = usual
+    return out
 
 
 def _marked(rows: Columns, runs: Columns, chosen: Bools) -> Bools:

@@ -20,6 +20,7 @@ Floats = npt.NDArray[np.float64]
 
 MIN_STEPS = 50
 MIN_MIXED = 5
+MIN_ALIKE = 3
 MIN_SPREAD = 2.5
 N_BLOCKS = 20
 HUBER = 1.5
@@ -77,8 +78,11 @@ def find_shift(reference: Observed, window: Observed) -> Shift | None:
     if not model.has_decode:
         return None
     known = np.ones(len(window.wall_ms), dtype=bool)
+    matched = np.full(len(window.wall_ms), np.nan)
     if not model.has_prefill:
-        known = window.n_prefill_tokens == 0
+        # Chunks of one size have no price by the token, but steps alike can be compared.
+        matched = _alike(reference, window)
+        known = (window.n_prefill_tokens == 0) | np.isfinite(matched)
     # Batches larger than any of the reference are extrapolation: they say nothing of speed.
     known &= window.n_decode <= reference.n_decode.max()
     known &= window.n_prefill_tokens <= max(reference.n_prefill_tokens.max(), 0.0)
@@ -86,7 +90,8 @@ def find_shift(reference: Observed, window: Observed) -> Shift | None:
         return None
     expected = model.predict(
         window.n_prefill_tokens, window.n_decode, window.attention_work, window.n_context_tokens
-    )[known]
+    )
+    expected = np.where(np.isfinite(matched), matched, expected)[known]
     observed, streams = window.wall_ms[known], window.n_streams[known]
     mixed = window.n_prefill_tokens[known] > 0
     ratio = observed / np.maximum(expected, 1e-9)
@@ -107,6 +112,32 @@ def find_shift(reference: Observed, window: Observed) -> Shift | None:
         excess_ms=float(((observed - expected) * streams).sum()),
         stream_ms=float((observed * streams).sum()),
     )  # fmt: skip
+
+
+def _alike(reference: Observed, window: Observed) -> Floats:
+    """The median reference step with the same chunks and about the same batch; NaN where too few.
+
+    Alike: prompt tokens and attention work within a tenth, streams within a quarter or by one.
+    """
+
+    def cells(steps: Observed) -> list[tuple[int, int, int]]:
+        tokens = np.round(np.log(np.maximum(steps.n_prefill_tokens, 1.0)) / np.log(1.1))
+        work = np.round(np.log(np.maximum(steps.attention_work, 1.0)) / np.log(1.1))
+        streams = np.round(np.log(steps.n_decode + 2.0) / np.log(1.25))
+        return list(zip(tokens.tolist(), work.tolist(), streams.tolist(), strict=True))
+
+    by_cell: dict[tuple[int, int, int], list[float]] = {}
+    for cell, wall, tokens in zip(
+        cells(reference), reference.wall_ms.tolist(), reference.n_prefill_tokens, strict=True
+    ):
+        if tokens > 0:
+            by_cell.setdefault(cell, []).append(wall)
+    usual = {c: float(np.median(w)) for c, w in by_cell.items() if len(w) >= MIN_ALIKE}
+    found = [
+        usual.get(cell, np.nan) if tokens > 0 else np.nan
+        for cell, tokens in zip(cells(window), window.n_prefill_tokens, strict=True)
+    ]
+    return np.array(found, dtype=np.float64)
 
 
 def _is_separable(expected: Floats, mixed: npt.NDArray[np.bool_]) -> bool:

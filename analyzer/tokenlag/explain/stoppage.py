@@ -105,33 +105,47 @@ class Ceiling:
     sharpness: float
 
 
-MIN_SIDE = 30
+MIN_SIDE = 10
+MIN_NEAR = 5
 MIN_JUMP_FRAC = 0.2
+MAX_ROWS_A_SIZE = 64
+MAX_OF_PLAIN = 0.7
+FIT_ROUNDS = 4
 
 
 def find_ceiling(wall_ms: Floats, n_decode: Ints, n_context: Floats) -> Ceiling | None:
     """The batch size above which decode-only steps cost a constant more, or None.
 
     For each candidate size a line in batch and context with a jump above it is fitted; the best
-    counts if the jump is a fifth of the step below it, and most of it lies between the two
-    neighbouring sizes (attention costs that grow with the batch are smooth).
+    counts if it beats both the plain line and the best line with a bend, the jump is a fifth
+    of the step below it, and most of it lies between the two neighbouring sizes (costs that
+    grow with the batch are smooth). An engine sits in one of two states most of the time and
+    only few steps lie near the size in question, so that each size weighs alike, and an error
+    counts up to a fifth of a usual step: neither trimmed away, nor more for a pause.
     """
-    sizes = np.unique(n_decode)
+    rows = _rows_by_size(n_decode)
+    wall, size_of, context = wall_ms[rows], n_decode[rows], n_context[rows]
+    sizes = np.unique(size_of)
+    if len(sizes) < 3:
+        return None
+    cap = MIN_JUMP_FRAC * float(np.median(wall))
+    plain = _fit_error(wall, size_of, context, None, cap)[0]
     best: tuple[float, int, float] | None = None
-    plain = _fit_error(wall_ms, n_decode, n_context, None)
     for size in sizes[:-1].tolist():
-        above = n_decode > size
+        above = size_of > size
         if above.sum() < MIN_SIDE or (~above).sum() < MIN_SIDE:
             continue
-        error, jump = _fit_error(wall_ms, n_decode, n_context, above)
+        error, jump = _fit_error(wall, size_of, context, above.astype(np.float64), cap)
+        bend = np.maximum(size_of - size, 0).astype(np.float64)
+        plain = min(plain, _fit_error(wall, size_of, context, bend, cap)[0])
         if best is None or error < best[0]:
             best = (error, int(size), jump)
-    if best is None or best[0] > 0.7 * plain[0]:
+    if best is None or best[0] > MAX_OF_PLAIN * plain:
         return None
     _, threshold, jump = best
     near_below = wall_ms[(n_decode <= threshold) & (n_decode > 0.85 * threshold - 1)]
     near_above = wall_ms[(n_decode > threshold) & (n_decode < 1.15 * threshold + 2)]
-    if len(near_below) < 5 or len(near_above) < 5:
+    if len(near_below) < MIN_NEAR or len(near_above) < MIN_NEAR:
         return None
     below = float(np.median(near_below))
     step = float(np.median(near_above)) - below
@@ -143,18 +157,31 @@ def find_ceiling(wall_ms: Floats, n_decode: Ints, n_context: Floats) -> Ceiling 
     )  # fmt: skip
 
 
+def _rows_by_size(n_decode: Ints) -> Ints:
+    """At most `MAX_ROWS_A_SIZE` steps of each batch size, evenly over time."""
+    order = np.argsort(n_decode, kind="stable")
+    starts = np.flatnonzero(np.diff(n_decode[order], prepend=-1))
+    picked = []
+    for own in np.split(order, starts[1:]):
+        n = min(len(own), MAX_ROWS_A_SIZE)
+        picked.append(own[np.linspace(0, len(own) - 1, n).astype(np.intp)])
+    return np.sort(np.concatenate(picked)).astype(np.int64) if picked else order
+
+
 def _fit_error(
-    wall_ms: Floats, n_decode: Ints, n_context: Floats, above: Bools | None
+    wall_ms: Floats, n_decode: Ints, n_context: Floats, extra: Floats | None, cap: float
 ) -> tuple[float, float]:
-    """Sum of absolute residuals (after two rounds of trimming) and the jump."""
+    """Sum of residuals, each up to `cap`, and the coefficient of `extra`."""
     columns = [np.ones(len(wall_ms)), n_decode.astype(np.float64), n_context]
-    if above is not None:
-        columns.append(above.astype(np.float64))
+    if extra is not None:
+        columns.append(extra)
     design = np.column_stack(columns)
-    keep = np.ones(len(wall_ms), dtype=bool)
+    weight = np.ones(len(wall_ms))
     beta = np.zeros(design.shape[1])
-    for _ in range(3):
-        beta = np.linalg.lstsq(design[keep], wall_ms[keep], rcond=None)[0]
+    residual = np.zeros(len(wall_ms))
+    for _ in range(FIT_ROUNDS):
+        beta = np.linalg.lstsq(design * weight[:, None], wall_ms * weight, rcond=None)[0]
         residual = np.abs(design @ beta - wall_ms)
-        keep = residual <= np.quantile(residual, 0.98)
-    return float(residual[keep].sum()), float(beta[-1]) if above is not None else 0.0
+        # What is far off by more than the cap is a stop, not this size's price.
+        weight = np.sqrt(np.minimum(1.0, cap / np.maximum(residual, 1e-12)))
+    return float(np.minimum(residual, cap).sum()), float(beta[-1]) if extra is not None else 0.0
