@@ -22,6 +22,8 @@ SEQPACKET: Final = "seqpacket"
 STREAM: Final = "stream"
 SEND_BUFFER_BYTES: Final = 4 << 20  # the kernel grants what its own limit allows
 Bytes = bytes | bytearray | memoryview
+Send = Callable[[Bytes], int]
+Publish = Callable[[Send], None]
 
 _NOT_BROKEN: Final = (errno.EAGAIN, errno.EMSGSIZE, errno.ENOBUFS, errno.EINTR, errno.ENOMEM)
 
@@ -55,6 +57,11 @@ def socket_for(kind: str) -> socket.socket:
     return socket.socket(
         socket.AF_UNIX, socket.SOCK_SEQPACKET if is_packets else socket.SOCK_STREAM
     )
+
+
+def is_stream(connection: socket.socket) -> bool:
+    """Returns whether a connection is a byte stream, on which records are framed."""
+    return connection.type != getattr(socket, "SOCK_SEQPACKET", None)
 
 
 def connect(address: str, timeout_s: float = 0.0) -> socket.socket:
@@ -95,7 +102,12 @@ class _StreamSender:
         return len(view)
 
 
-def _refuse(_: Bytes) -> int:
+def refuse(_: Bytes) -> int:
+    """Stands for a socket's `send` while there is no connection.
+
+    Raises:
+        ConnectionRefusedError: always.
+    """
     raise ConnectionRefusedError(errno.ECONNREFUSED, "no writer")
 
 
@@ -104,6 +116,7 @@ class Channel:
 
     Args:
         hello: makes the record that says who is sending; first on each connection.
+        publish: is handed `send` whenever it changes, for a hot path that keeps it closer.
 
     Attributes:
         send: hands one record to the kernel, or raises OSError at once.
@@ -113,11 +126,14 @@ class Channel:
             supervisor's watch; 0 while it is.
     """
 
-    __slots__ = ("_connection", "full_since", "hello", "is_broken", "n_full", "n_lost", "send")
+    __slots__ = (
+        "_connection", "_publish", "full_since", "hello", "is_broken", "n_full", "n_lost", "send",
+    )  # fmt: skip
 
-    def __init__(self, hello: Callable[[], bytes]) -> None:
+    def __init__(self, hello: Callable[[], bytes], publish: Publish | None = None) -> None:
         self.hello = hello
-        self.send: Callable[[Bytes], int] = _refuse
+        self._publish = publish
+        self._use(refuse)
         self.is_broken = True
         self.n_lost = 0
         self.n_full = 0
@@ -131,7 +147,7 @@ class Channel:
             return
         if not self.is_broken:
             self.n_lost += 1
-            self.send = _refuse
+            self._use(refuse)
             self.is_broken = True
 
     def open(self, address: str) -> bool:
@@ -141,11 +157,7 @@ class Channel:
         except (OSError, ValueError):
             return False
         try:
-            sender = (
-                connection.send
-                if connection.type == getattr(socket, "SOCK_SEQPACKET", None)
-                else _StreamSender(connection).send
-            )
+            sender = _StreamSender(connection).send if is_stream(connection) else connection.send
             sender(self.hello())
         except OSError:
             connection.close()
@@ -153,12 +165,17 @@ class Channel:
         self.close()
         self._connection = connection
         self.is_broken = False
-        self.send = sender
+        self._use(sender)
         return True
+
+    def _use(self, send: Send) -> None:
+        self.send = send
+        if self._publish is not None:
+            self._publish(send)
 
     def close(self) -> None:
         """Ends the connection; what was sent is still delivered."""
-        self.send = _refuse
+        self._use(refuse)
         self.is_broken = True
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -184,10 +201,10 @@ def send_record(connection: socket.socket, data: bytes) -> None:
     Raises:
         OSError: it is not taken.
     """
-    if connection.type == getattr(socket, "SOCK_SEQPACKET", None):
-        connection.send(data)
-    else:
+    if is_stream(connection):
         connection.sendall(wire.FRAME.pack(len(data)) + data)
+    else:
+        connection.send(data)
 
 
 def private_folder() -> Path:

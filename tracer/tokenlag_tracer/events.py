@@ -13,6 +13,8 @@ from tokenlag_tracer.link import nudge
 class RequestEvents:
     """The half of an engine's recorder that is called once or twice for each request."""
 
+    __slots__ = ("_last_end_ns", "_n_open", "_n_requests", "channel")
+
     channel: Channel
     _n_open: int
     _n_requests: int

@@ -14,21 +14,24 @@ from typing import Any, Final
 
 from tokenlag_tracer import conventions as names
 from tokenlag_tracer import identity, wire
-from tokenlag_tracer.channel import Channel
+from tokenlag_tracer.channel import Channel, Send, refuse
 from tokenlag_tracer.config import is_disabled
 from tokenlag_tracer.events import RequestEvents
 from tokenlag_tracer.link import shared_link
 
 _FULL_MASK: Final = names.FULL_LIST_EVERY_STEPS - 1
 _HEAD_SIZE: Final = wire.STEP_HEAD.size
-_LISTS_AT: Final = wire.LISTS_AT
+_EXTRA_SIZE: Final = wire.STEP_EXTRA.size
 _KIND_STEP: Final = wire.KIND_STEP
+_LISTS_FLAG: Final = wire.HAS_LISTS << 8
+_FULL_FLAG: Final = wire.HAS_FULL << 8
+_NEW_TOKENS_FLAG: Final = wire.HAS_NEW_TOKENS << 8
+_EXTRA_FLAG: Final = wire.HAS_EXTRA << 8
 _pack_head = wire.STEP_HEAD.pack_into
-_pack_counts = wire.STEP_COUNTS.pack_into
+_pack_extra = wire.STEP_EXTRA.pack_into
 _numbers = wire.numbers
 _admit_code = wire.ADMIT_CODES.get
 _graph_code = wire.GRAPH_CODES.get
-_NOTHING: Final[frozenset[int]] = frozenset()
 
 
 class EngineRecorder(RequestEvents):
@@ -49,6 +52,13 @@ class EngineRecorder(RequestEvents):
         n_dropped: step records lost so far.
     """
 
+    __slots__ = (
+        "__weakref__", "_beat_at_ns", "_buffer", "_device_lag", "_given_id", "_head_view",
+        "_is_full_due", "_members", "_rank",
+        "_resource", "_send", "_view", "_word", "engine_id", "epoch_ns", "n_dropped",
+        "n_steps",
+    )  # fmt: skip
+
     is_enabled = True
 
     def __init__(
@@ -63,7 +73,8 @@ class EngineRecorder(RequestEvents):
         self._rank = rank
         self._resource = dict(resource or {})
         self._device_lag = device_lag
-        self.channel = Channel(self._hello)
+        self._send: Send = refuse
+        self.channel = Channel(self._hello, self._take_send)
         self._buffer = bytearray(1 << 14)
         self._view = memoryview(self._buffer)
         self._head_view = self._view[:_HEAD_SIZE]
@@ -74,13 +85,16 @@ class EngineRecorder(RequestEvents):
         self.epoch_ns = time.time_ns()
         self.n_steps = 0
         self.n_dropped = 0
-        self.n_skipped = 0
         self._n_open = 0
         self._n_requests = 0
         self._members: set[int] = set()
+        self._word = 0
         self._is_full_due = True
         self._last_end_ns = time.monotonic_ns()
         self._beat_at_ns = self._last_end_ns
+
+    def _take_send(self, send: Send) -> None:
+        self._send = send
 
     def _hello(self) -> bytes:
         self._is_full_due = True
@@ -100,6 +114,47 @@ class EngineRecorder(RequestEvents):
         )
 
     # --- steps --------------------------------------------------------------------------------
+
+    def record_same(
+        self,
+        start_ns: int,
+        end_ns: int,
+        context_tokens: int = -1,
+        running: int = -1,
+        waiting: int = -1,
+        waiting_tokens: int = -1,
+        oldest_wait_ns: int = -1,
+        kv_usage: float = -1.0,
+        admit_bound: str = "",
+        graph: str = "",
+    ) -> None:
+        """Records a step in which the same requests decode as in the one before, and no more.
+
+        `record_step` without its rarer arguments. Three steps in four are such, so this is
+        the path that counts; given by position its arguments are cheapest. They are as in
+        `record_step`.
+        """
+        index = self.n_steps
+        if self._is_full_due or not index & _FULL_MASK:
+            self.record_step(
+                start_ns, end_ns, context_tokens=context_tokens, running=running, waiting=waiting,
+                waiting_tokens=waiting_tokens, oldest_wait_ns=oldest_wait_ns, kv_usage=kv_usage,
+                admit_bound=admit_bound, graph=graph,
+            )  # fmt: skip
+            return
+        self.n_steps = index + 1
+        try:
+            _pack_head(
+                self._buffer, 0, self._word | _admit_code(admit_bound, 0) | _graph_code(graph, 0),
+                index, start_ns, end_ns, context_tokens, waiting_tokens, oldest_wait_ns,
+                running + 1 << 32 | waiting + 1, self.n_dropped, kv_usage,
+            )  # fmt: skip
+            self._send(self._head_view)
+            self._last_end_ns = end_ns
+        except OSError as error:
+            self._drop(error)
+        except Exception:
+            self._drop(None)
 
     def record_step(
         self,
@@ -129,7 +184,8 @@ class EngineRecorder(RequestEvents):
         """Records one step; what is not given is not measured.
 
         Say who decodes in one of three ways, cheapest first: nothing, where the same requests
-        decode as in the step before; `joined` and `left`; or `decode`, all of them.
+        decode as in the step before; `joined` and `left`; or `decode`, all of them. A step
+        that has nothing but `record_same`'s arguments is best told by that.
 
         Args:
             start_ns: when its batch was handed to the model runner.
@@ -158,78 +214,87 @@ class EngineRecorder(RequestEvents):
         self.n_steps = index + 1
         try:
             if decode is not None:
-                members = set(decode)
-                before = self._members
-                if members != before:
-                    joined = members - before  # type: ignore[assignment]
-                    left = before - members  # type: ignore[assignment]
-                    self._members = members
+                joined, left = self._replace(decode)
             elif joined or left:
-                members = self._members
-                members.difference_update(left)
-                members.update(joined)
-            flags = 0
-            if (
-                joined or left or prefill or preempted or new_tokens is not None
-                or self._is_full_due or not index & _FULL_MASK
-            ):  # fmt: skip
-                flags, view = self._pack_lists(index, joined, left, prefill, preempted, new_tokens)
+                self._members.difference_update(left)
+                self._members.update(joined)
+            word = _KIND_STEP | len(self._members) << 32
+            self._word = word
+            at = _HEAD_SIZE
+            if drafted >= 0 or device_step >= 0 or kv_reserved >= 0:
+                _pack_extra(
+                    self._buffer, at, float(kv_reserved), drafted, accepted, device_step, device_ns
+                )
+                word |= _EXTRA_FLAG
+                at += _EXTRA_SIZE
+            is_full = self._is_full_due or not index & _FULL_MASK
+            if joined or left or prefill or preempted or is_full or new_tokens is not None:
+                flags, view = self._pack_lists(
+                    at, joined, left, prefill, preempted, new_tokens, is_full
+                )
+                word |= flags
             else:
-                view = self._head_view
+                view = self._view[:at]
             _pack_head(
-                self._buffer, 0, _KIND_STEP, flags, _admit_code(admit_bound, 0),
-                _graph_code(graph, 0), len(self._members), index, start_ns, end_ns,
-                context_tokens, waiting_tokens, oldest_wait_ns, kv_usage, kv_reserved,
-                running, waiting, drafted, accepted, device_step, device_ns,
-                self.n_dropped, self.n_skipped,
+                self._buffer, 0, word | _admit_code(admit_bound, 0) | _graph_code(graph, 0),
+                index, start_ns, end_ns, context_tokens, waiting_tokens, oldest_wait_ns,
+                running + 1 << 32 | waiting + 1, self.n_dropped, kv_usage,
             )  # fmt: skip
-            self.channel.send(view)
+            self._send(view)
             self._last_end_ns = end_ns
         except OSError as error:
             self._drop(error)
         except Exception:
             self._drop(None)
 
+    def _replace(self, decode: Iterable[int]) -> tuple[list[int], list[int]]:
+        """Takes all members; returns who joined and who left."""
+        before, members = self._members, set(decode)
+        if members == before:
+            return [], []
+        self._members = members
+        return list(members - before), list(before - members)
+
     def _pack_lists(
         self,
-        index: int,
+        at: int,
         joined: Sequence[int],
         left: Sequence[int],
         prefill: Sequence[tuple[int, int, int]],
         preempted: Sequence[int],
         new_tokens: Sequence[int] | None,
+        is_full: bool,
     ) -> tuple[int, memoryview]:
-        """Writes a step's lists behind its header; returns flags and the record's bytes."""
-        flags = wire.HAS_LISTS
+        """Writes a step's lists at a place; returns flags and the whole record's bytes."""
+        flags = _LISTS_FLAG
         full: Sequence[int] = ()
-        if self._is_full_due or not index & _FULL_MASK:
-            flags |= wire.HAS_FULL
+        if is_full:
+            flags |= _FULL_FLAG
             full = sorted(self._members)
             self._is_full_due = False
-        if new_tokens is not None:
-            flags |= wire.HAS_NEW_TOKENS
-        else:
+        if new_tokens is None:
             new_tokens = ()
-        parts = [_numbers(joined), _numbers(left), _numbers(full)]
-        if prefill:
-            requests, tokens, context = zip(*prefill, strict=True)
-            parts += (_numbers(requests), _numbers(tokens), _numbers(context))
-        parts += (_numbers(preempted), _numbers(new_tokens))
-        data = b"".join(parts)
-        size = _LISTS_AT + len(data)
-        if size > len(self._buffer):
-            if size > wire.MAX_RECORD_BYTES:
+        else:
+            flags |= _NEW_TOKENS_FLAG
+        # One array for all: each further object would cost a cold caller as much again.
+        data = _numbers(
+            (
+                len(joined), len(left), len(full), len(prefill), len(preempted), len(new_tokens),
+                *joined, *left, *full, *[number for chunk in prefill for number in chunk],
+                *preempted, *new_tokens,
+            )
+        )  # fmt: skip
+        end = at + len(data)
+        if end > len(self._buffer):
+            if end > wire.MAX_RECORD_BYTES:
                 raise OverflowError("a step's lists are longer than a record may be")
+            head = bytes(self._view[:at])
             self._buffer = bytearray(wire.MAX_RECORD_BYTES)
             self._view = memoryview(self._buffer)
             self._head_view = self._view[:_HEAD_SIZE]
-        _pack_counts(
-            self._buffer, _HEAD_SIZE, len(joined), len(left), len(full), len(prefill),
-            len(preempted), len(new_tokens),
-        )  # fmt: skip
-        view = self._view[:size]
-        view[_LISTS_AT:] = data
-        return flags, view
+            self._view[:at] = head
+        self._view[at:end] = data
+        return flags, self._view[:end]
 
     def _drop(self, error: OSError | None) -> None:
         self.n_dropped += 1
@@ -272,6 +337,9 @@ class DisabledEngine(EngineRecorder):
         self.epoch_ns = self.n_steps = self.n_dropped = 0
 
     def record_step(self, start_ns: int, end_ns: int, **_: Any) -> None:
+        """Does nothing."""
+
+    def record_same(self, start_ns: int, end_ns: int, *_: Any, **__: Any) -> None:
         """Does nothing."""
 
     def queued(self, request_id: str | None = None, **_: Any) -> int:  # noqa: ARG002

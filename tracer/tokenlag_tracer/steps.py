@@ -99,9 +99,7 @@ class EngineState:
         ):
             members = sorted(self._members)
             self._is_full_due = False
-        attributes = step_attributes(
-            record, members, record.dropped + self.n_lost, record.skipped + self.n_skipped
-        )
+        attributes = step_attributes(record, members, record.dropped + self.n_lost, self.n_skipped)
         row = step_row(
             self.engine_id, self.epoch_ns, record.start_ns + self.offset_ns,
             record.end_ns + self.offset_ns, attributes,

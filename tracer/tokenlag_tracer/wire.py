@@ -42,28 +42,30 @@ ENDED: Final = "ended"
 HAS_LISTS: Final = 1
 HAS_FULL: Final = 2
 HAS_NEW_TOKENS: Final = 4
+HAS_EXTRA: Final = 8
 
 ADMIT_BOUNDS: Final = ("", "none", "slots", "tokens", "kv", "adapters", "grammar", "remote_kv")
 GRAPHS: Final = ("", "full", "piecewise", "eager")
-ADMIT_CODES: Final = {name: code for code, name in enumerate(ADMIT_BOUNDS)}
-GRAPH_CODES: Final = {name: code for code, name in enumerate(GRAPHS)}
+# Already where they stand in a step's first word.
+ADMIT_CODES: Final = {name: code << 16 for code, name in enumerate(ADMIT_BOUNDS)}
+GRAPH_CODES: Final = {name: code << 24 for code, name in enumerate(GRAPHS)}
 
-# kind, flags, admit bound, graph, decode count, index, start, end, context tokens, waiting
-# tokens, oldest wait, kv usage, kv reserved, running, waiting, drafted, accepted, device's
-# step and time, dropped, skipped
-STEP_HEAD: Final = struct.Struct("=BBBBIQqqqqqddiiiiqqQQ")
-# joined, left, full, prompt chunks, preempted, new tokens
-STEP_COUNTS: Final = struct.Struct("=6I")
+# One word of kind, flags, admit bound, graph and decode count (see `step_word`); index, start,
+# end, context tokens, waiting tokens, oldest wait, one word of running and waiting, dropped; KV
+# usage. Words of one size, and few, since packing is the dearest thing a cold caller does here.
+STEP_HEAD: Final = struct.Struct("=9qd")
+# KV reserved; drafted, accepted, device's step, device time
+STEP_EXTRA: Final = struct.Struct("=d4q")
 # kind, padding, index of the last step, time, dropped
 BEAT: Final = struct.Struct("=B7xqqQ")
 
-LISTS_AT: Final = STEP_HEAD.size + STEP_COUNTS.size
 MAX_RECORD_BYTES: Final = 1 << 20
 FRAME: Final = struct.Struct("=I")
 
 # A value is a name, an id or a label; longer text has no business here.
 MAX_TEXT: Final = 256
 
+_N_COUNTS: Final = 6
 _UINT32: Final = next(code for code in "IL" if array(code).itemsize == 4)
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False, allow_nan=False).encode
 
@@ -80,21 +82,20 @@ class StepRecord:
     start_ns: int
     end_ns: int
     decode_count: int
-    admit_bound: str
-    graph: str
-    context_tokens: int
-    waiting_tokens: int
-    oldest_wait_ns: int
-    kv_usage: float
-    kv_reserved: float
-    running: int
-    waiting: int
-    drafted: int
-    accepted: int
-    device_step: int
-    device_ns: int
-    dropped: int
-    skipped: int
+    admit_bound: str = ""
+    graph: str = ""
+    context_tokens: int = -1
+    waiting_tokens: int = -1
+    oldest_wait_ns: int = -1
+    kv_usage: float = -1.0
+    kv_reserved: float = -1.0
+    running: int = -1
+    waiting: int = -1
+    drafted: int = -1
+    accepted: int = -1
+    device_step: int = -1
+    device_ns: int = -1
+    dropped: int = 0
     joined: Sequence[int] = ()
     left: Sequence[int] = ()
     members: Sequence[int] | None = None
@@ -166,40 +167,57 @@ def unpack_step(data: memoryview) -> StepRecord:
     if len(data) < STEP_HEAD.size:
         raise WireError(f"a step of {len(data)} bytes")
     (
-        _, flags, admit, graph, count, index, start_ns, end_ns, context, waiting_tokens, oldest,
-        usage, reserved, running, waiting, drafted, accepted, device_step, device_ns, dropped,
-        skipped,
+        word, index, start_ns, end_ns, context, waiting_tokens, oldest_ns, queue, dropped, usage,
     ) = STEP_HEAD.unpack_from(data)  # fmt: skip
+    admit, graph = word >> 16 & 0xFF, word >> 24 & 0xFF
     step = StepRecord(
-        index, start_ns, end_ns, count,
-        ADMIT_BOUNDS[admit] if admit < len(ADMIT_BOUNDS) else "",
-        GRAPHS[graph] if graph < len(GRAPHS) else "",
-        context, waiting_tokens, oldest, usage, reserved, running, waiting, drafted, accepted,
-        device_step, device_ns, dropped, skipped,
-    )  # fmt: skip
+        index=index,
+        start_ns=start_ns,
+        end_ns=end_ns,
+        decode_count=word >> 32,
+        admit_bound=ADMIT_BOUNDS[admit] if admit < len(ADMIT_BOUNDS) else "",
+        graph=GRAPHS[graph] if graph < len(GRAPHS) else "",
+        context_tokens=context,
+        waiting_tokens=waiting_tokens,
+        oldest_wait_ns=oldest_ns,
+        kv_usage=usage,
+        running=(queue >> 32) - 1,
+        waiting=(queue & 0xFFFFFFFF) - 1,
+        dropped=dropped,
+    )
+    flags = word >> 8 & 0xFF
+    at = STEP_HEAD.size
+    if flags & HAS_EXTRA:
+        if len(data) < at + STEP_EXTRA.size:
+            raise WireError("a step is cut off")
+        (
+            step.kv_reserved, step.drafted, step.accepted, step.device_step, step.device_ns,
+        ) = STEP_EXTRA.unpack_from(data, at)  # fmt: skip
+        at += STEP_EXTRA.size
     if flags & HAS_LISTS:
-        _unpack_lists(data, flags, step)
+        _unpack_lists(data[at:], flags, step)
+    elif len(data) != at:
+        raise WireError("a step has another size than it says")
     return step
 
 
 def _unpack_lists(data: memoryview, flags: int, step: StepRecord) -> None:
-    if len(data) < LISTS_AT:
+    """Reads six counts, and then so many joined, left, all members, chunks, preempted, new."""
+    if len(data) < 4 * _N_COUNTS or len(data) % 4:
         raise WireError("a step's lists are cut off")
-    n_joined, n_left, n_full, n_chunks, n_preempted, n_new = STEP_COUNTS.unpack_from(
-        data, STEP_HEAD.size
-    )
-    sizes = (n_joined, n_left, n_full, n_chunks, n_chunks, n_chunks, n_preempted, n_new)
-    if len(data) != LISTS_AT + 4 * sum(sizes):
-        raise WireError("a step's lists have another size than it says")
     values = array(_UINT32)
-    values.frombytes(data[LISTS_AT:])
+    values.frombytes(data)
+    n_joined, n_left, n_full, n_chunks, n_preempted, n_new = values[:_N_COUNTS]
+    sizes = (n_joined, n_left, n_full, 3 * n_chunks, n_preempted, n_new)
+    if len(values) != _N_COUNTS + sum(sizes):
+        raise WireError("a step's lists have another size than it says")
     parts: list[list[int]] = []
-    at = 0
+    at = _N_COUNTS
     for size in sizes:
         parts.append(values[at : at + size].tolist())
         at += size
-    step.joined, step.left = parts[0], parts[1]
-    step.members = parts[2] if flags & HAS_FULL else None
-    step.prefill_requests, step.prefill_tokens, step.prefill_context = parts[3:6]
-    step.preempted = parts[6]
-    step.new_tokens = parts[7] if flags & HAS_NEW_TOKENS else None
+    step.joined, step.left, members, chunks, step.preempted, new_tokens = parts
+    step.prefill_requests = chunks[0::3]
+    step.prefill_tokens, step.prefill_context = chunks[1::3], chunks[2::3]
+    step.members = members if flags & HAS_FULL else None
+    step.new_tokens = new_tokens if flags & HAS_NEW_TOKENS else None

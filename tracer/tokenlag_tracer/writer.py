@@ -44,7 +44,7 @@ class _Peer:
     def __init__(self, connection: socket.socket, state: Connection) -> None:
         self.socket = connection
         self.state = state
-        self.is_packets = connection.type == getattr(socket, "SOCK_SEQPACKET", None)
+        self.is_packets = not channels.is_stream(connection)
         self._rest = bytearray()
 
     def frames(self, data: memoryview) -> list[bytes]:
