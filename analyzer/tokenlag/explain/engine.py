@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from tokenlag.explain import blame, limits, stepmodel, streams
+from tokenlag.explain import blame, ledger, limits, stepmodel, streams
 from tokenlag.explain.arrays import Floats, Ints, nullable, nullable_keys
 from tokenlag.explain.blame_tables import write_queue_blame, write_stream_blame
 from tokenlag.explain.epoch import Epoch, read_epoch
@@ -27,7 +27,7 @@ def explain_epoch(store: Store, key: int) -> stepmodel.StepModel:
     bound, is_told = limits.find_bounds(_limit_inputs(epoch))
     window = epoch.window_of(epoch.steps.end_ns)
     _write_costs(store, epoch, window, (fitted, decode_only, prefill), model, found, bound, is_told)
-    _write_gaps(store, epoch, found, decode_only, prefill)
+    _write_gaps(store, epoch, model, found, decode_only, prefill)
     share = blame.chunk_shares(
         epoch.chunks, model.per_token_ms, model.per_attention_ms, len(epoch.steps.index)
     )
@@ -162,42 +162,51 @@ def _waits_before(epoch: Epoch) -> npt.NDArray[np.bool_]:
 
 
 def _write_gaps(
-    store: Store, epoch: Epoch, found: streams.Streams, decode_only: Floats, prefill: Floats
+    store: Store,
+    epoch: Epoch,
+    model: stepmodel.StepModel,
+    found: streams.Streams,
+    decode_only: Floats,
+    prefill: Floats,
 ) -> None:
     steps = epoch.steps
     held = blame.hold_ms(steps, np.nan_to_num(prefill, nan=0.0))
-    until = np.concatenate([[0.0], np.cumsum(held)])
-    unknown = np.isnan(prefill).any()
+    terms = ledger.step_terms(
+        steps,
+        model,
+        np.nan_to_num(epoch.columns.floats("n_context_tokens"), nan=0.0),
+        decode_only,
+        prefill,
+        held,
+        np.maximum(np.nan_to_num(epoch.columns.floats("idle_ms"), nan=0.0), 0.0),
+    )
     at = np.flatnonzero(found.n_continuing > 0)
     at = at[at > 0]
+    nobody = np.full(len(at), -1, dtype=np.int64)
+    same = np.zeros(len(at), dtype=bool)
+    _insert_gaps(store, epoch, terms, at - 1, at, nobody, found.n_continuing[at], same)
+    seq_key = epoch.handles.take(epoch.handles.seq_key, found.gap_handle)
+    ones = np.ones(len(found.gap_to), dtype=np.int64)
     _insert_gaps(
-        store, epoch, at - 1, at, np.full(len(at), -1, dtype=np.int64), found.n_continuing[at],
-        steps.wall_ms[at], decode_only[at], prefill[at], np.zeros(len(at), dtype=bool),
-    )  # fmt: skip
-    gap_ms = (steps.end_ns[found.gap_to] - steps.end_ns[found.gap_from]) / 1e6
-    others = until[found.gap_to + 1] - until[found.gap_from + 1]
-    _insert_gaps(
-        store, epoch, found.gap_from, found.gap_to,
-        epoch.handles.take(epoch.handles.seq_key, found.gap_handle),
-        np.ones(len(gap_ms), dtype=np.int64), gap_ms, decode_only[found.gap_to],
-        np.full(len(gap_ms), np.nan) if unknown else others, found.gap_is_preempted,
-    )  # fmt: skip
+        store, epoch, terms, found.gap_from, found.gap_to, seq_key, ones, found.gap_is_preempted
+    )
 
 
 def _insert_gaps(
     store: Store,
     epoch: Epoch,
+    terms: ledger.StepTerms,
     from_at: Ints,
     to_at: Ints,
     seq_key: Ints,
     n_streams: Ints,
-    gap_ms: Floats,
-    own_ms: Floats,
-    prefill_ms: Floats,
     is_preempted: npt.NDArray[np.bool_],
 ) -> None:
+    gap_ms = (epoch.steps.end_ns[to_at] - epoch.steps.end_ns[from_at]) / 1e6
+    parts = ledger.split(terms, gap_ms, from_at, to_at)
     window = epoch.window_of(epoch.steps.end_ns[to_at])
     inside = window != None  # noqa: E711
+    own = parts["alone_ms"] + parts["batch_ms"] + parts["context_ms"]
     store.insert(
         "gaps",
         {
@@ -209,8 +218,8 @@ def _insert_gaps(
             "seq_key": nullable_keys(seq_key[inside]),
             "n_streams": n_streams[inside],
             "gap_ms": gap_ms[inside],
-            "own_ms": nullable(own_ms[inside]),
-            "prefill_ms": nullable(prefill_ms[inside]),
+            "own_ms": nullable(own[inside]),
+            **{name: nullable(values[inside]) for name, values in parts.items()},
             "is_preempted": is_preempted[inside],
         },
     )

@@ -110,8 +110,14 @@ create table gaps (
     seq_key      integer,              -- NULL: all streams that decode in both neighbouring steps
     n_streams    bigint not null,
     gap_ms       double not null,
-    own_ms       double,               -- what the streams' own decode step would cost alone in its batch
+    own_ms       double,               -- alone + batch + context: the stream's own decode step
+    alone_ms     double,               -- its step with nobody beside it
+    batch_ms     double,               -- what the other decoding streams add
+    context_ms   double,               -- what reading the batch's KV adds
     prefill_ms   double,               -- others' prompt chunks inside the gap
+    skipped_ms   double,               -- steps in which others decoded and it did not
+    host_ms      double,               -- between steps
+    residual_ms  double,               -- the rest; all seven terms sum to gap_ms
     is_preempted boolean not null      -- its own preemption and recomputation lie inside
 );
 

@@ -1,0 +1,16 @@
+"""The ways into and out of the engines: networks, front ends, clients, replicas, tenants."""
+
+from __future__ import annotations
+
+from tokenlag.explain.sql import query
+from tokenlag.store.connection import Store
+
+
+def write_edges(store: Store) -> None:
+    """Fills `edges`, `engine_load` and `tenant_load`, and `frontend_ms` where stamps tell it.
+
+    Args:
+        store: with `request_facts` and `demand` filled.
+    """
+    for name in ("edges", "frontend_stamps", "engine_load", "tenant_load"):
+        store.execute(query(name))
