@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,6 +24,13 @@ class Answer(NamedTuple):
     problems: list[TokenlagError]
 
 
+class Answers(NamedTuple):
+    """The rows of several queries over one reading of the traces."""
+
+    results: list[Result]
+    problems: list[TokenlagError]
+
+
 def ask(
     request: Request,
     sql: str,
@@ -32,7 +39,34 @@ def ask(
     tz: tzinfo,
     progress: Callable[[str, float], None] | None = None,
 ) -> Answer:
-    """Reads the traces, fills the canonical and derived tables, and runs one SELECT on them.
+    """One SELECT on the tables of the traces; see `ask_all`."""
+    answers = ask_all(request, [sql], now_ns=now_ns, tz=tz, progress=progress)
+    return Answer(answers.results[0], answers.problems)
+
+
+def blame(
+    request: Request,
+    *,
+    now_ns: int,
+    tz: tzinfo,
+    progress: Callable[[str, float], None] | None = None,
+) -> Answers:
+    """Who held up whom, and where the time between tokens went: two tables."""
+    from tokenlag.judge.sql import query
+
+    queries = [query("blame_rows"), query("ledger_rows")]
+    return ask_all(request, queries, now_ns=now_ns, tz=tz, progress=progress)
+
+
+def ask_all(
+    request: Request,
+    queries: Sequence[str],
+    *,
+    now_ns: int,
+    tz: tzinfo,
+    progress: Callable[[str, float], None] | None = None,
+) -> Answers:
+    """Reads the traces, fills the canonical and derived tables, and runs SELECTs on them.
 
     Raises:
         InputError: no path could be read as traces.
@@ -52,7 +86,8 @@ def ask(
         work = Path(name)
         try:  # a wrong query is told before minutes of reading, not after
             with open_empty_box(work) as box:
-                box.check(sql)
+                for sql in queries:
+                    box.check(sql)
         except RuleError as error:
             raise _usage(error) from None
         problems: list[TokenlagError] = []
@@ -75,7 +110,7 @@ def ask(
             tell("ask", 0.0)
             try:
                 with open_box(store.path, work, BoxLimits(max_rows=MAX_ROWS, time_s=300.0)) as box:
-                    return Answer(box.query(sql, {}), problems)
+                    return Answers([box.query(sql, {}) for sql in queries], problems)
             except RuleError as error:
                 raise _usage(error) from None
 

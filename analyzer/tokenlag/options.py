@@ -21,9 +21,10 @@ COMMANDS: Final = {
     "explain": "one cause: what it means, its limits, what to do",
     "schema": "the tables that rules and `sql` read",
     "sql": "ask those tables yourself",
+    "blame": "who held up whom, for how long",
 }
 NOT_YET: Final = (
-    "blame", "what-if", "capacity", "collect", "watch", "export", "overhead", "cache", "mcp",
+    "what-if", "capacity", "collect", "watch", "export", "overhead", "cache", "mcp",
 )  # fmt: skip
 
 
