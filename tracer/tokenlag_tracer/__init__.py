@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "engine": "tokenlag_tracer.recorder",
-    "front": "tokenlag_tracer.front",
+    "front": "tokenlag_tracer.front_recorder",
     "instrument": "tokenlag_tracer.engines",
     "uninstrument": "tokenlag_tracer.engines",
 }

@@ -177,6 +177,13 @@ class Link:
                 pass  # no socket can be had here; the thread goes on trying
             self._start_thread()
 
+    def start_writer(self) -> None:
+        """Starts the writer now, for processes that will join; does nothing if there is one."""
+        with self._lock, contextlib.suppress(OSError):
+            if not self.address:
+                self._become_owner(None)
+            self._start_thread()
+
     def leave(self, sender: Sender) -> None:
         """Ends a recorder's connection."""
         with self._lock:

@@ -95,6 +95,7 @@ class Writer:
         self._linger_s = LINGER_S
         self._started_s = time.monotonic()
         self._next_follow_s = self._started_s + FOLLOW_CLOCK_S
+        self._has_served = False
         self.is_dump_wanted = False
         listening.setblocking(False)
 
@@ -102,14 +103,13 @@ class Writer:
         """Serves until all senders are gone, then exports what is left."""
         nap_s = NAP_S[0]
         alone_since_s = self._started_s
-        has_served = False
         while True:
             now_s = time.monotonic()
             n_taken = self._accept() + self._drain()
             self._tick(now_s)
             if self._peers:
-                has_served, alone_since_s = True, now_s
-            elif now_s - alone_since_s > (self._linger_s if has_served else FIRST_SENDER_S):
+                alone_since_s = now_s
+            elif now_s - alone_since_s > (self._linger_s if self._has_served else FIRST_SENDER_S):
                 break
             nap_s = NAP_S[0] if n_taken else min(nap_s * 1.5, NAP_S[1])
             time.sleep(nap_s)
@@ -135,6 +135,7 @@ class Writer:
                 return n_new
             connection.setblocking(False)
             self._peers.append(_Peer(connection, self._collector.connected()))
+            self._has_served = True
             n_new += 1
 
     def _drain(self) -> int:
@@ -206,7 +207,7 @@ class Writer:
             "up_s": round(time.monotonic() - self._started_s, 3),
             "cpu_s": round(usage.user + usage.system, 3),
             "memory_bytes": _memory_bytes(),
-            "senders": len(self._peers),
+            "senders": len(self._peers) - 1,  # without the one that asks
             "spans_waiting": len(self._queue),
             "spans_exported": self._queue.n_exported,
             "spans_failed": self._queue.n_failed,
