@@ -67,6 +67,7 @@ def judge_store(store: Store, brief: Brief) -> Judged:
         int(key): Exemplar(trace, rid, ttft, e2e)
         for trace, rid, ttft, e2e, key in store.fetchall(query("exemplars"))
     }
+    in_flight = store.scalar(query("in_flight"))
     store.close(keep=True)
     run = run_rules(
         brief.rulebook,
@@ -80,7 +81,9 @@ def judge_store(store: Store, brief: Brief) -> Judged:
         for name, e in excess.items()
     }
     findings = to_findings(rank(run.hits), totals, shown, seen.engines, brief.rfc3339)
-    situation = Situation(findings, excess, capabilities, latency, current, missed, seen.steps)
+    situation = Situation(
+        findings, excess, capabilities, latency, current, missed, seen.steps, int(in_flight or 0)
+    )
     now = figures.throughput(columns, spans_s, "current")
     then = figures.throughput(columns, spans_s, "baseline") if has_baseline else None
     intervals = [Interval(brief.rfc3339(r.from_ns), brief.rfc3339(r.to_ns)) for r in brief.rows]

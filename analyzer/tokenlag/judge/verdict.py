@@ -40,6 +40,8 @@ class Situation:
     missed: Sequence[str]
     """Labels of objectives that are missed."""
     n_steps: int
+    n_in_flight: int = 0
+    """Requests that came before the window and were still in the engine during it."""
 
 
 def decide(situation: Situation) -> Verdict:
@@ -54,9 +56,10 @@ def decide(situation: Situation) -> Verdict:
         return Verdict("problem", top.symptom, top.rule, [], None, top.summary)
     n = len(situation.requests)
     if n < MIN_REQUESTS:
-        return _inconclusive(
-            None, ["requests"], f"{n} requests in the window: too few to tell slow from usual"
-        )
+        why = f"{n} requests arrived in the window: too few to tell slow from usual"
+        if situation.n_in_flight > n:
+            why += f"; {situation.n_in_flight} that came before it were in flight: begin it earlier"
+        return _inconclusive(None, ["requests"], why)
     if situation.latency["e2e"].n == 0 and situation.latency["ttft"].n == 0:
         return _inconclusive(None, ["e2e"], "no request tells how long it took")
     visible = [e for e in situation.excess.values() if e.is_visible]
