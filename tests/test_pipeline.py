@@ -190,9 +190,9 @@ def test_the_schema_check_itself_can_fail(outcome: Outcome) -> None:
     told["coverage"]["requests"] = True
     assert faults(told, DIAGNOSIS) == [
         "$.coverage.requests: True",
-        "$.findings.0.confidence: 'high'",
-        "$.latency.queue: missing",
         "$.verdict.missing: missing",
+        "$.latency.queue: missing",
+        "$.findings.0.confidence: 'high'",
     ]
 
 

@@ -53,7 +53,7 @@ def test_users_at_their_own_times_are_not_taken_for_a_closed_loop(load) -> None:
 
 @pytest.mark.parametrize(("n_clients", "think_s"), [(2, 0.02), (16, 0.002), (64, 0.0005)])
 def test_clients_that_wait_for_answers_are_seen(n_clients: int, think_s: float) -> None:
-    """Those that turn round within some 3 % of the time between two arrivals."""
+    """Those that send again within some 2 % of the time between two arrivals."""
     loads = [closed(seed, n_clients, think_s=think_s) for seed in range(N_SEEDS)]
     seen = sum(is_closed_loop(*load) for load in loads)
     assert seen >= 0.95 * N_SEEDS

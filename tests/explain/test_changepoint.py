@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tokenlag.explain.changepoint import find_more_arrivals, find_rise
+from tokenlag.explain.changepoint import find_more_arrivals, find_rise, find_slower
 
 NS = 1_000_000_000
 N_SEEDS = 200
@@ -83,3 +83,25 @@ def test_twice_the_arrivals_are_seen() -> None:
 def test_too_few_arrivals_are_not_searched() -> None:
     assert find_more_arrivals(arrivals(1, 0.2, 2.0)[:200]) is None
     assert find_more_arrivals(np.zeros(0, dtype=np.int64)) is None
+
+
+def ratios(seed: int, after: float, n: int = 3000) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    ratio = rng.lognormal(0.0, 0.05, n) * np.where(np.arange(n) < n // 2, 1.0, after)
+    ratio[rng.random(n) < 0.01] *= 5.0
+    return (np.arange(n) * NS // 100).astype(np.int64), ratio
+
+
+def test_steps_as_fast_as_ever_are_not_slower() -> None:
+    alarms = sum(find_slower(*ratios(seed, 1.0)) is not None for seed in range(N_SEEDS))
+    assert alarms <= MAX_FALSE * N_SEEDS
+
+
+def test_steps_a_fifth_slower_are_seen() -> None:
+    found = 0
+    for seed in range(N_POWER):
+        at = find_slower(*ratios(seed, 1.2))
+        found += at is not None and abs(at / NS - 15) <= 1
+    assert found >= 0.9 * N_POWER
+    assert find_slower(*ratios(1, 1.05)) is None
+    assert find_slower(*ratios(1, 2.0, n=200)) is None
