@@ -70,8 +70,9 @@ def _write_shifts(store: Store, rows: Columns) -> None:
                     **{
                         key: nullable(np.array([getattr(found, key)]))
                         for key in (
-                            "slope", "intercept_ms", "ratio_decode", "ratio_mixed", "ratio_lo",
-                            "ratio_hi", "expected_ms", "excess_ms", "stream_ms",
+                            "slope", "intercept_ms", "ratio_decode", "ratio_mixed", "ratio_near",
+                            "mixed_excess_ms", "mixed_error_ms", "ratio_lo", "ratio_hi",
+                            "expected_ms", "excess_ms", "stream_ms",
                         )
                     },
                 },

@@ -21,6 +21,8 @@ Floats = npt.NDArray[np.float64]
 MIN_STEPS = 50
 MIN_MIXED = 5
 MIN_ALIKE = 3
+NEAR_STEPS = 4
+MIN_NEAR = 20
 MIN_SPREAD = 2.5
 N_BLOCKS = 20
 HUBER = 1.5
@@ -54,6 +56,9 @@ class Shift:
     intercept_ms: float
     ratio_decode: float
     ratio_mixed: float
+    ratio_near: float
+    mixed_excess_ms: float
+    mixed_error_ms: float
     ratio_lo: float
     ratio_hi: float
     expected_ms: float
@@ -99,6 +104,8 @@ def find_shift(reference: Observed, window: Observed) -> Shift | None:
     slope, intercept = _line(expected, observed)
     if not _is_separable(expected, mixed):
         slope, intercept = np.nan, np.nan
+    near = _near(mixed)
+    mixed_excess, mixed_error = _centre((observed - expected)[mixed])
     return Shift(
         n_decode_steps=int((~mixed).sum()),
         n_mixed_steps=int(mixed.sum()),
@@ -106,6 +113,9 @@ def find_shift(reference: Observed, window: Observed) -> Shift | None:
         intercept_ms=intercept,
         ratio_decode=float(np.median(ratio[~mixed])) if (~mixed).any() else np.nan,
         ratio_mixed=float(np.median(ratio[mixed])) if mixed.sum() >= MIN_MIXED else np.nan,
+        ratio_near=float(np.median(ratio[near])) if near.sum() >= MIN_NEAR else np.nan,
+        mixed_excess_ms=mixed_excess,
+        mixed_error_ms=mixed_error,
         ratio_lo=low,
         ratio_hi=high,
         expected_ms=float(np.median(expected[~mixed] if (~mixed).any() else expected)),
@@ -138,6 +148,22 @@ def _alike(reference: Observed, window: Observed) -> Floats:
         for cell, tokens in zip(cells(window), window.n_prefill_tokens, strict=True)
     ]
     return np.array(found, dtype=np.float64)
+
+
+def _near(mixed: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """The decode-only steps among the `NEAR_STEPS` after one with prompt chunks."""
+    at = np.arange(len(mixed))
+    last = np.maximum.accumulate(np.where(mixed, at, -NEAR_STEPS - 1))
+    return np.asarray(~mixed & (at - last <= NEAR_STEPS), dtype=bool)
+
+
+def _centre(values: Floats) -> tuple[float, float]:
+    """Median and its standard error from the spread of the middle half; NaN of too few."""
+    if len(values) < MIN_MIXED:
+        return np.nan, np.nan
+    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
+    # The error of a normal sample's median: 1.253 standard deviations over √n.
+    return float(middle), float(1.253 * (high - low) / 1.349 / np.sqrt(len(values)))
 
 
 def _is_separable(expected: Floats, mixed: npt.NDArray[np.bool_]) -> bool:

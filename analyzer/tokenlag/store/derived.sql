@@ -260,6 +260,9 @@ create table step_shift (
     intercept_ms   double,
     ratio_decode   double,            -- median observed ÷ expected of decode-only steps
     ratio_mixed    double,            -- of steps with prompt chunks
+    ratio_near     double,            -- of the decode-only steps right after those: slow for a while, whatever is in them?
+    mixed_excess_ms double,           -- median observed − expected of steps with prompt chunks
+    mixed_error_ms double,            -- its standard error
     ratio_lo       double,            -- 90 % interval of the median ratio of all, over blocks of time
     ratio_hi       double,
     expected_ms    double,            -- median expected decode-only step
