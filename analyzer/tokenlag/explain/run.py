@@ -9,7 +9,7 @@ from importlib import resources
 
 import numpy as np
 
-from tokenlag.explain import arrivals, changepoint, compare, costs, residuals
+from tokenlag.explain import arrivals, changepoint, compare, costs, edges, residuals
 from tokenlag.explain.arrays import Columns
 from tokenlag.explain.behind_spans import write_behind
 from tokenlag.explain.engine import explain_epoch
@@ -127,6 +127,7 @@ def explain(
     costs.write_alone_costs(store, models, known)
     for name in ("reuse", "ghosts", "demand", "binding", "growth"):
         store.execute(query(name))
+    edges.write_edges(store)
     residuals.write_residuals(store)
     _mark_arrivals(store, windows)
     compare.write_changes(store)
