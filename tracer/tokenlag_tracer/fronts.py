@@ -139,9 +139,10 @@ def front_rows(
     )._replace(
         span_id=front.span_id, kind=names.KIND_SERVER, is_error=names.ERROR_TYPE in attributes
     )
-    if last_ns is not None and last_ns <= front.done_ns:
+    ready_ns = last_ns if last_ns is not None else _answer_ready_ns(sequences)
+    if ready_ns is not None and ready_ns <= front.done_ns:
         keys = {names.DIRECTION: "out", names.CLOCK: "same"}
-        yield row(front.span_id, names.SPAN_NETWORK, last_ns, front.done_ns, dict(keys))
+        yield row(front.span_id, names.SPAN_NETWORK, ready_ns, front.done_ns, dict(keys))
 
 
 def _token_times(
@@ -154,6 +155,19 @@ def _token_times(
         min(firsts) if firsts else int_of(told.get("first_token_at_ns")),
         max(lasts) if lasts else int_of(told.get("last_token_at_ns")),
     )
+
+
+def _answer_ready_ns(sequences: Sequence[EngineSequence]) -> int | None:
+    """When an answer without tokens (an embedding, a score) was there; None without one."""
+    ends = [
+        s.ended_ns
+        for s in sequences
+        if s.ended_ns is not None
+        and s.n_output == 0
+        and s.fields.get("finish_reason") != "abort"
+        and not s.fields.get("error_type")
+    ]
+    return max(ends, default=None)
 
 
 def _fill_from_engines(values: Fields, sequences: Sequence[EngineSequence]) -> None:

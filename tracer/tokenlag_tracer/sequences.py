@@ -27,9 +27,10 @@ class Chunk(NamedTuple):
 
 @dataclass(slots=True)
 class Prefill:
-    """One prefill: the chunks of one run through the prompt."""
+    """One prefill: the chunks of one run through the prompt. `is_cut`: it did not get through."""
 
     is_recompute: bool
+    is_cut: bool = False
     chunks: list[Chunk] = field(default_factory=list)
     n_tokens: int = 0
 
@@ -164,7 +165,11 @@ class Sequence:
     def preempt(self, at_ns: int) -> None:
         """It was put back to the queue."""
         self.n_preemptions += 1
-        self._is_in_prefill = False
+        if self._is_in_prefill:
+            self._is_in_prefill = False
+            last, n_prompt = self.prefills[-1].chunks[-1], self.fields.get("input_tokens")
+            is_through = isinstance(n_prompt, int) and last.n_context + last.n_tokens >= n_prompt
+            self.prefills[-1].is_cut = not is_through
         self._token_end_ns = None
         self._waits_since_ns, self.reason = at_ns, "preempted"
 
@@ -199,7 +204,7 @@ class Sequence:
         if not all(run.is_exact for run in self.runs):
             return None
         n_runs = sum(run.last_step - run.first_step + 1 + run.n_extra for run in self.runs)
-        return n_runs + sum(1 for prefill in self.prefills if prefill.chunks) if n_runs else None
+        return n_runs + len(self._whole_prefills) if n_runs else None
 
     @property
     def n_cached(self) -> int | None:
@@ -216,7 +221,7 @@ class Sequence:
         """When its first token was known to the host, monotonic; None if there was none."""
         if not self.n_output and not self.runs:
             return None
-        prefills, runs = self.prefills, self.runs
+        prefills, runs = self._whole_prefills, self.runs
         if prefills and (not runs or prefills[0].chunks[0].step < runs[0].first_step):
             return prefills[0].chunks[-1].end_ns
         return runs[0].first_end_ns if runs else None
@@ -226,10 +231,14 @@ class Sequence:
         """When its last token was, monotonic."""
         if not self.runs:
             return self.first_token_ns
-        last_ns = self.runs[-1].end_ns
-        if self.prefills and self.prefills[-1].chunks[0].step > self.runs[-1].last_step:
-            last_ns = max(last_ns, self.prefills[-1].chunks[-1].end_ns)
+        last_ns, prefills = self.runs[-1].end_ns, self._whole_prefills
+        if prefills and prefills[-1].chunks[0].step > self.runs[-1].last_step:
+            last_ns = max(last_ns, prefills[-1].chunks[-1].end_ns)
         return last_ns
+
+    @property
+    def _whole_prefills(self) -> list[Prefill]:
+        return [prefill for prefill in self.prefills if not prefill.is_cut]
 
     # --- as spans -----------------------------------------------------------------------------
 
