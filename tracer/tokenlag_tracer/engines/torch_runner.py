@@ -51,7 +51,10 @@ class Step:
         told: what else is known of it; may be added to until it ends.
     """
 
-    __slots__ = ("_parts", "_preempted", "_start_ns", "_tracer", "index", "new_tokens", "told")
+    __slots__ = (
+        "_is_launched", "_parts", "_preempted", "_start_ns", "_tracer", "index", "new_tokens",
+        "told",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -67,6 +70,7 @@ class Step:
         self.new_tokens: Mapping[Hashable, int] | None = None
         self.index = -1
         self._start_ns = 0
+        self._is_launched = False
 
     def __enter__(self) -> Step:
         self._start_ns = time.monotonic_ns()
@@ -76,7 +80,8 @@ class Step:
 
     def launched(self) -> None:
         """Notes that all of its work is in the device's queue; by default its end does."""
-        if self._tracer.timer is not None:
+        if self._tracer.timer is not None and not self._is_launched:
+            self._is_launched = True
             self._tracer.timer.stop(self)
 
     def __exit__(
@@ -250,6 +255,7 @@ class TracedRunner:
         self._runner = runner
         self._parts = parts
         self._told = told
+        self._is_on = True
         if method is not None:
             self._run = getattr(runner, method)
             setattr(self, method, self._step)
@@ -263,7 +269,14 @@ class TracedRunner:
         """Runs one step."""
         return self._step(*arguments, **named)
 
+    def stop(self) -> None:
+        """Stops tracing: calls go straight to the runner."""
+        self._is_on = False
+        self.tracer.recorder.close()
+
     def _step(self, *arguments: Any, **named: Any) -> Any:
+        if not self._is_on:
+            return self._run(*arguments, **named)
         try:
             told = dict(self._told(*arguments, **named)) if self._told is not None else {}
             # Taken now: the runner may change what it is given.
@@ -319,4 +332,4 @@ def instrument(
 
 def uninstrument(traced: TracedRunner) -> None:
     """Ends its records; whoever still calls it gets the runner's own answers."""
-    traced.tracer.recorder.close()
+    traced.stop()
