@@ -44,7 +44,7 @@ def find_change(store: Store, window: WindowRow) -> int | None:
     store.execute(query("facts"))
     series = Columns(store, query("mix_series"))
     arrival = series.ints("arrival_ns")
-    for name in ("n_new", "n_output"):
+    for name in ("n_new", "n_output", "n_prompt"):
         values = series.floats(name)
         known = np.isfinite(values) & (values > 0)
         at = changepoint.find_rise(values[known])
@@ -68,10 +68,12 @@ def _find_slower(store: Store) -> int | None:
             continue
         known = np.full(rows.n_rows, True) if model.has_prefill else n_prefill == 0
         expected = model.predict(n_prefill, n_decode, attention, context)
-        ratio = observed[known] / np.maximum(expected[known], 1e-9)
-        at = changepoint.find_slower(rows.ints("end_ns")[known], ratio)
-        if at is not None:
-            found.append(at)
+        ratio = observed / np.maximum(expected, 1e-9)
+        # Decode-only steps are nearly all: what only prompt chunks show is searched apart.
+        for chosen in (known, known & (n_prefill > 0)):
+            at = changepoint.find_slower(rows.ints("end_ns")[chosen], ratio[chosen])
+            if at is not None:
+                found.append(at)
     return min(found) if found else None
 
 
