@@ -7,10 +7,11 @@ from tokenlag.store.connection import Store
 
 
 def write_edges(store: Store) -> None:
-    """Fills `edges`, `engine_load` and `tenant_load`, and `frontend_ms` where stamps tell it.
+    """Fills `edges`, `engine_load` and `tenant_load`, `frontend_ms` where stamps tell it,
+    and adds the front end's own work to what a request costs alone.
 
     Args:
         store: with `request_facts` and `demand` filled.
     """
-    for name in ("edges", "frontend_stamps", "engine_load", "tenant_load"):
+    for name in ("edges", "frontend_stamps", "frontend_alone", "engine_load", "tenant_load"):
         store.execute(query(name))

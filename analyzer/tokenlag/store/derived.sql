@@ -51,7 +51,7 @@ create table request_facts (
     itl_max_ms         double,           -- worst gap between its tokens; needs steps
     alone_prefill_ms   double,           -- its prefill with the engine to itself
     alone_itl_ms       double,           -- its time between tokens with the engine to itself
-    alone_ttft_ms      double,
+    alone_ttft_ms      double,           -- with the front end's own work, where it is told
     alone_e2e_ms       double,
     alone_basis        varchar,          -- 'step_model' | 'low_load' (fast share of the same window or the baseline); NULL = unknown
     behind_long_ms     double,           -- part of its wait in which a much longer prompt held the step
