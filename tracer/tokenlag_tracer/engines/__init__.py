@@ -16,10 +16,11 @@ from tokenlag_tracer.config import is_disabled
 ADAPTERS: Final[tuple[str, ...]] = (
     "tokenlag_tracer.client",
     "tokenlag_tracer.asgi",
+    "tokenlag_tracer.engines.vllm",
     "tokenlag_tracer.engines.torch_runner",
 )
 # Of these `autoload()` is called where only the environment says that a server is to be traced.
-AUTOLOADED: Final[tuple[str, ...]] = ()
+AUTOLOADED: Final[tuple[str, ...]] = ("tokenlag_tracer.engines.vllm",)
 
 _instrumented: list[tuple[str, Any, Any]] = []
 
