@@ -1,4 +1,4 @@
-"""What the tracer's tests share: a collector on a clock of their own, processes, spans read back."""
+"""What the tracer's tests share: a collector on its own clock, processes, spans."""
 
 from __future__ import annotations
 

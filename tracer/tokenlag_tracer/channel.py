@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import socket
 import tempfile
 from collections.abc import Callable
@@ -20,7 +19,8 @@ from tokenlag_tracer import wire
 
 SEQPACKET: Final = "seqpacket"
 STREAM: Final = "stream"
-SEND_BUFFER_BYTES: Final = 4 << 20  # the kernel grants what its own limit allows
+# Room for some thousand records while the writer is busy; the kernel may grant less.
+SEND_BUFFER_BYTES: Final = 1 << 20
 Bytes = bytes | bytearray | memoryview
 Send = Callable[[Bytes], int]
 Publish = Callable[[Send], None]
@@ -121,13 +121,12 @@ class Channel:
     Attributes:
         send: hands one record to the kernel, or raises OSError at once.
         is_broken: there is no connection; the supervisor makes one.
+        n_full: how many records found no room.
         n_lost: how many connections were lost.
-        full_since: monotonic seconds since when nothing was taken any more, by the
-            supervisor's watch; 0 while it is.
     """
 
     __slots__ = (
-        "_connection", "_publish", "full_since", "hello", "is_broken", "n_full", "n_lost", "send",
+        "_connection", "_publish", "hello", "is_broken", "n_full", "n_lost", "send",
     )  # fmt: skip
 
     def __init__(self, hello: Callable[[], bytes], publish: Publish | None = None) -> None:
@@ -137,7 +136,6 @@ class Channel:
         self.is_broken = True
         self.n_lost = 0
         self.n_full = 0
-        self.full_since = 0.0
         self._connection: socket.socket | None = None
 
     def failed(self, error: OSError) -> None:
@@ -184,15 +182,15 @@ class Channel:
     def __del__(self) -> None:
         self.close()
 
-    def has_room(self) -> bool:
-        """Returns whether a record would be taken now."""
-        connection = self._connection
-        if connection is None:
-            return False
+    def hears(self) -> bool:
+        """Returns whether the other side has said something since last asked."""
+        connection, has_heard = self._connection, False
         try:
-            return bool(select.select((), (connection,), (), 0)[1])
-        except (OSError, ValueError):
-            return False
+            while connection is not None and connection.recv(4096):
+                has_heard = True
+        except OSError:
+            pass  # no more for now; or it is lost, which the next send finds out
+        return has_heard
 
 
 def send_record(connection: socket.socket, data: bytes) -> None:

@@ -117,7 +117,7 @@ class Collector:
                 self._beat(connection, wire.unpack_beat(data), now_ns)
             elif kind == wire.KIND_HELLO:
                 self._hello(connection, wire.unpack_json(data))
-            elif kind != wire.KIND_NOTHING:
+            else:
                 self.n_bad += 1
         except (wire.WireError, TypeError, ValueError, KeyError, IndexError, AttributeError,
                 OverflowError):  # fmt: skip

@@ -26,6 +26,7 @@ from typing import Final, Protocol
 from tokenlag_tracer import channel as channels
 from tokenlag_tracer import config as configs
 from tokenlag_tracer import wire
+from tokenlag_tracer.ask import ask
 from tokenlag_tracer.channel import Channel
 from tokenlag_tracer.config import Config, read_config
 
@@ -160,6 +161,7 @@ class Link:
         self._wake = threading.Event()
         self._is_closed = False
         self._missing_since_s = 0.0
+        self._heard_s = time.monotonic()
         self._pid = os.getpid()
         # Holds the writer for as long as this process lives, recorders or not.
         self._tie = Channel(lambda: wire.pack_json(wire.KIND_HELLO, {"role": "tie"}))
@@ -227,8 +229,9 @@ class Link:
         self._lock_file = lock
         self.address = address
         self.writer = WriterProcess(address, listening, self.settings)
-        self.writer.keep_running(time.monotonic())
-        self._hold()
+        now_s = time.monotonic()
+        self.writer.keep_running(now_s)
+        self._hold(now_s)
         os.environ[configs.SOCKET] = address
 
     # --- the thread ---------------------------------------------------------------------------
@@ -245,7 +248,7 @@ class Link:
         """Does what is due; returns whether every recorder is connected."""
         if self.writer is not None:
             self.writer.keep_running(now_s)
-            self._hold()
+            self._hold(now_s)
         is_whole = True
         now_ns = time.monotonic_ns()
         for sender in list(self._senders):
@@ -255,27 +258,23 @@ class Link:
                 is_whole = False
                 continue
             sender.beat(now_ns)
-            self._watch(sender.channel, now_s)
         self._watch_address(is_whole, now_s)
         return is_whole
 
-    def _hold(self) -> None:
-        try:
-            self._tie.send(bytes((wire.KIND_NOTHING,)))
-        except OSError as error:
-            self._tie.failed(error)
-        if self._tie.is_broken:
-            self._tie.open(self.address)
-
-    def _watch(self, channel: Channel, now_s: float) -> None:
-        """Kills a writer of this process that has taken nothing for too long."""
-        if channel.has_room():
-            channel.full_since = 0.0
-        elif not channel.full_since:
-            channel.full_since = now_s
-        elif now_s - channel.full_since > self.settings.hang_s and self.writer is not None:
-            channel.full_since = 0.0
+    def _hold(self, now_s: float) -> None:
+        """Holds the writer, and kills it if it has not answered for too long."""
+        tie = self._tie
+        if tie.is_broken and tie.open(self.address):
+            self._heard_s = now_s
+        if tie.hears():
+            self._heard_s = now_s
+        elif now_s - self._heard_s > self.settings.hang_s and self.writer is not None:
+            self._heard_s = now_s
             self.writer.kill()
+        try:
+            tie.send(bytes((wire.KIND_PING,)))
+        except OSError as error:
+            tie.failed(error)
 
     def _watch_address(self, is_whole: bool, now_s: float) -> None:
         """Takes the writer over if the process that started it is gone and it too."""
@@ -310,14 +309,18 @@ class Link:
             writer = self.writer
             if writer is None or self._pid != os.getpid():
                 return
-            with contextlib.suppress(OSError, ValueError):
-                connection = channels.connect(self.address, timeout_s=0.2)
-                channels.send_record(
-                    connection, wire.pack_json(wire.KIND_ASK, {"ask": wire.ASK_BYE})
-                )
-                connection.close()
-            writer.wait(self.settings.exit_wait_s)
+            deadline_s = time.monotonic() + self.settings.exit_wait_s
+            if not self._others_stay():
+                writer.wait(max(0.0, deadline_s - time.monotonic()))
             writer.forget()
+
+    def _others_stay(self) -> bool:
+        """Says good-bye to the writer; returns whether other processes keep it."""
+        try:
+            answer = ask(self.address, wire.ASK_BYE, timeout_s=self.settings.exit_wait_s)
+        except (OSError, ValueError):
+            return False
+        return bool(answer.get("senders"))
 
     def forked(self) -> None:
         """Makes this the link of a child process: no thread, no writer, no connection yet."""

@@ -334,7 +334,7 @@ class DisabledEngine(EngineRecorder):
 
     def __init__(self) -> None:
         self.engine_id = ""
-        self.epoch_ns = self.n_steps = self.n_dropped = 0
+        self.epoch_ns = self.n_steps = self.n_dropped = self._n_requests = 0
 
     def record_step(self, start_ns: int, end_ns: int, **_: Any) -> None:
         """Does nothing."""
@@ -343,8 +343,9 @@ class DisabledEngine(EngineRecorder):
         """Does nothing."""
 
     def queued(self, request_id: str | None = None, **_: Any) -> int:  # noqa: ARG002
-        """Returns 0."""
-        return 0
+        """Returns an index, which callers may have books by."""
+        self._n_requests += 1
+        return self._n_requests - 1
 
     def waiting(self, index: int, reason: str, **_: Any) -> None:
         """Does nothing."""

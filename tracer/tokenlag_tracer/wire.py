@@ -17,7 +17,7 @@ from typing import Any, Final
 
 VERSION: Final = 1
 
-KIND_NOTHING: Final = 0
+KIND_PING: Final = 0
 KIND_HELLO: Final = 1
 KIND_STEP: Final = 2
 KIND_EVENT: Final = 3

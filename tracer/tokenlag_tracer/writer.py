@@ -96,6 +96,7 @@ class Writer:
         self._started_s = time.monotonic()
         self._next_follow_s = self._started_s + FOLLOW_CLOCK_S
         self._has_served = False
+        self._leavers: list[_Peer] = []
         self.is_dump_wanted = False
         listening.setblocking(False)
 
@@ -106,6 +107,8 @@ class Writer:
         while True:
             now_s = time.monotonic()
             n_taken = self._accept() + self._drain()
+            if self._leavers and not n_taken:
+                self._see_off()
             self._tick(now_s)
             if self._peers:
                 alone_since_s = now_s
@@ -159,6 +162,8 @@ class Writer:
 
     def _drop(self, peer: _Peer) -> None:
         self._peers.remove(peer)
+        if peer in self._leavers:
+            self._leavers.remove(peer)
         peer.socket.close()
         self._collector.disconnected(peer.state, time.monotonic_ns())
 
@@ -177,7 +182,11 @@ class Writer:
         return True
 
     def _record(self, peer: _Peer, data: memoryview, now_ns: int) -> None:
-        if data and data[0] == wire.KIND_ASK:
+        kind = data[0] if data else -1
+        if kind == wire.KIND_PING:
+            with contextlib.suppress(OSError):
+                peer.socket.send(b"\0")
+        elif kind == wire.KIND_ASK:
             with contextlib.suppress(wire.WireError, OSError, AttributeError):
                 self._answer(peer, wire.unpack_json(data).get("ask"), now_ns)
         else:
@@ -187,6 +196,7 @@ class Writer:
         answer: dict[str, object] = {}
         if ask == wire.ASK_BYE:
             self._linger_s = 0.0
+            self._leavers.append(peer)
             return
         if ask == wire.ASK_DUMP:
             answer["spans"] = self._collector.dump(now_ns)
@@ -195,10 +205,19 @@ class Writer:
             answer["is_out"] = self._queue.flush(5.0)
         elif ask == wire.ASK_STATUS:
             answer = self._status()
-        peer.socket.setblocking(True)
-        peer.socket.settimeout(1.0)
-        channels.send_record(peer.socket, json.dumps(answer).encode())
-        peer.socket.setblocking(False)
+        self._reply(peer, answer)
+
+    def _reply(self, peer: _Peer, answer: dict[str, object]) -> None:
+        with contextlib.suppress(OSError):
+            peer.socket.settimeout(1.0)
+            channels.send_record(peer.socket, json.dumps(answer).encode())
+            peer.socket.setblocking(False)
+
+    def _see_off(self) -> None:
+        """Tells those who leave how many stay; called when nothing is left unread."""
+        for peer in self._leavers:
+            self._reply(peer, {"senders": len(self._peers) - len(self._leavers)})
+        self._leavers.clear()
 
     def _status(self) -> dict[str, object]:
         usage = os.times()
