@@ -136,7 +136,7 @@ def read(
 
 def rows_of(files: Sequence[Path]) -> list[dict[str, Any]]:
     """All rows, sorted by everything they hold."""
-    frame = pl.concat([pl.read_parquet(file) for file in files])
+    frame = pl.concat([pl.read_parquet(file) for file in files], how="diagonal")
     return sorted(frame.to_dicts(), key=repr)
 
 

@@ -16,7 +16,7 @@ SECRET = "x" * 50
 
 
 def learnt(*texts: str, declared: tuple[str, ...] = ("whole",)) -> KeyedDecoder:
-    decoder = KeyedDecoder(declared)
+    decoder = KeyedDecoder(dict.fromkeys(declared, "int"))
     for text in texts:
         decoder.learn([otlp_json._EXPORT.decode(text)])
     return decoder
@@ -30,7 +30,7 @@ def decoded(decoder: KeyedDecoder, text: str) -> Export:
 
 def test_it_knows_keys_once_it_has_seen_them() -> None:
     first = line(span(whole=1, prompt=SECRET))
-    assert KeyedDecoder(["whole"]).decode(first.encode()) is None
+    assert KeyedDecoder({"whole": "int"}).decode(first.encode()) is None
     decoder = learnt(first)
     ((found,),) = [
         scope.spans
@@ -38,7 +38,7 @@ def test_it_knows_keys_once_it_has_seen_them() -> None:
         for scope in block.scope_spans or ()
     ]
     assert [item.key for item in found.attributes] == ["whole", "prompt"]
-    assert found.attributes[0].value.int_value == "1"
+    assert found.attributes[0].value.int_value == 1
     assert not hasattr(found.attributes[1], "value")
     assert decoder.decode(line(span(other=1)).encode()) is None
     decoder.learn([otlp_json._EXPORT.decode(line(span(other=1)))])

@@ -118,13 +118,14 @@ def _make_views(store: Store, span_files: Sequence[Path], event_files: Sequence[
         f"{sql_identifier(RESOURCE_PREFIX + key)} as {sql_identifier(name)}"
         for name, (key, _) in resource_columns().items()
     ]
-    source = f"read_parquet({sql_string_list(map(str, span_files))}, file_row_number = true)"
+    files = sql_string_list(map(str, span_files))
+    source = f"read_parquet({files}, file_row_number = true, union_by_name = true)"
     store.execute(
         f"create or replace temp view raw_spans as "
         f"select {', '.join(columns)}, filename, file_row_number from {source}"
     )
     if event_files:
-        events = f"read_parquet({sql_string_list(map(str, event_files))})"
+        events = f"read_parquet({sql_string_list(map(str, event_files))}, union_by_name = true)"
         store.execute(f"create or replace temp view span_events as select * from {events}")
     else:
         store.execute(

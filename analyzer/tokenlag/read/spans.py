@@ -64,7 +64,10 @@ def event_schema(vocabulary: Vocabulary) -> Schema:
 
 
 class RowFiles:
-    """Gathers frames and writes them as Parquet files that all have one schema.
+    """Gathers frames and writes them as Parquet files whose columns are some of one schema's.
+
+    A reader unites them by name. Columns that nobody filled are in the empty file alone,
+    for writing and reading nothing costs as much as something.
 
     Args:
         out_dir: an existing folder.
@@ -107,15 +110,9 @@ class RowFiles:
         self._write(pl.DataFrame(schema=self.schema))
 
     def _write(self, frame: pl.DataFrame) -> None:
-        import polars as pl
-
-        missing = [
-            pl.lit(None, dtype=kind).alias(name)
-            for name, kind in self.schema.items()
-            if name not in frame.columns
-        ]
         path = self.out_dir / f"{self.prefix}-{len(self.files):05d}.parquet"
-        frame.with_columns(missing).select(list(self.schema)).write_parquet(
+        held = [name for name in self.schema if name in frame.columns]
+        frame.select(held).write_parquet(
             path,
             compression="zstd",
             compression_level=1,

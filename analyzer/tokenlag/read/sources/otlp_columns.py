@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import polars as pl
+from msgspec.structs import astuple
 
 from tokenlag.read.messages import Losses
 from tokenlag.read.sources.otlp_series import (
@@ -38,6 +39,7 @@ SPANS_PER_TAKE: Final = 512
 SPANS_PER_FRAME: Final = 32_768
 MIN_GROUP: Final = 4  # below this, setting up a group's columns costs more than the loop
 MAX_SHAPES: Final = 64  # above this, shapes are too many to be built one after another
+SPAN_FIELDS: Final = Span.__struct_fields__
 ORIGIN_SCHEMA: Final = {"source": pl.String(), "scope": pl.String()}
 
 
@@ -72,7 +74,16 @@ class Values:
             except (AttributeError, TypeError):  # some are no arrays of decimal text
                 return [self.convert(item, value_type) for item in column]
         else:
-            return [self.convert(item, value_type) for item in column]
+            try:
+                taken = [
+                    [one.string_value for one in item.value.array_value.values]  # type: ignore[union-attr]
+                    for item in column
+                ]
+            except (AttributeError, TypeError):  # some are no arrays
+                return [self.convert(item, value_type) for item in column]
+            if any(None in texts for texts in taken):
+                return [self.convert(item, value_type) for item in column]
+            return taken
         if None in taken:  # some came in another field than their type's
             for index, value in enumerate(taken):
                 if value is None:
@@ -85,8 +96,6 @@ class Values:
         if value is None:
             if not is_empty(item.value):
                 self.unconvertible[item.key] += 1
-        elif value_type == "int":
-            return str(value)
         elif value_type == "int[]" and isinstance(value, list):
             return INT_SEPARATOR.join(map(str, value))
         return value
@@ -172,7 +181,8 @@ class Columns:
         self._values = Values(vocabulary.span)
         self._resource_values = Values(vocabulary.resource)
         self._event_values = Values(vocabulary.event)
-        self._groups: dict[tuple[int, tuple[str, ...]], list[Span]] = {}
+        self._groups: dict[int, dict[tuple[Any, ...], list[Span]]] = {}
+        self._keys_of: dict[tuple[Any, ...], tuple[str, ...]] = {}
         self._n_grouped = 0
         self._clear()
 
@@ -226,10 +236,21 @@ class Columns:
         return self._origins.setdefault(key, len(self._origins))
 
     def _group(self, origin: int, spans: list[Span]) -> None:
-        groups = self._groups
+        """Sorts spans by their keys, in order. Keyed attributes have one type for each key.
+
+        All spans of one text were decoded in one way.
+        """
+        groups = self._groups.setdefault(origin, {})
+        first = next((span.attributes[0] for span in spans if span.attributes), None)
+        is_keyed = type(first) is not KeyValue
         for span in spans:
             attributes = span.attributes
-            shape = (origin, tuple([item.key for item in attributes]) if attributes else ())
+            if not attributes:
+                shape: tuple[Any, ...] = ()
+            elif is_keyed:
+                shape = tuple(map(type, attributes))
+            else:
+                shape = tuple([item.key for item in attributes])
             try:
                 groups[shape].append(span)
             except KeyError:
@@ -238,13 +259,25 @@ class Columns:
 
     def _take_values(self) -> None:
         """Takes all that is kept of the grouped spans and lets them go."""
-        for (origin, keys), spans in self._groups.items():
-            self._rows_for(keys, len(spans)).take(origin, spans)
-            if self._vocabulary.event_names:
-                self._take_events(spans)
+        for origin, groups in self._groups.items():
+            for shape, spans in groups.items():
+                self._rows_for(self._keys(shape), len(spans)).take(origin, spans)
+                if self._vocabulary.event_names:
+                    self._take_events(spans)
         self._n_rows += self._n_grouped
         self._groups = {}
         self._n_grouped = 0
+
+    def _keys(self, shape: tuple[Any, ...]) -> tuple[str, ...]:
+        """The keys of a shape that is made of them, or of the types that stand for them."""
+        if not shape or isinstance(shape[0], str):
+            return shape
+        keys = self._keys_of.get(shape)
+        if keys is None:
+            if len(self._keys_of) > MAX_SHAPES:
+                self._keys_of.clear()
+            keys = self._keys_of[shape] = tuple([kind.key for kind in shape])
+        return keys
 
     def _rows_for(self, keys: tuple[str, ...], n_spans: int) -> _Shape | _Mixed:
         if n_spans < MIN_GROUP:
@@ -360,14 +393,16 @@ class _SpanLists:
 
     def take(self, origin: int, spans: list[Span]) -> None:
         self.origins += [origin] * len(spans)
-        self.trace_ids += [span.trace_id for span in spans]
-        self.span_ids += [span.span_id for span in spans]
-        self.parent_ids += [span.parent_span_id for span in spans]
-        self.names += [span.name for span in spans]
-        self.kinds += [span.kind for span in spans]
-        self.starts += [span.start_time_unix_nano for span in spans]
-        self.ends += [span.end_time_unix_nano for span in spans]
-        self.codes += [span.status.code if span.status else 0 for span in spans]
+        # All fields at once: a loop for each costs several times as much.
+        fields = dict(zip(SPAN_FIELDS, zip(*map(astuple, spans), strict=True), strict=True))
+        self.trace_ids += fields["trace_id"]
+        self.span_ids += fields["span_id"]
+        self.parent_ids += fields["parent_span_id"]
+        self.names += fields["name"]
+        self.kinds += fields["kind"]
+        self.starts += fields["start_time_unix_nano"]
+        self.ends += fields["end_time_unix_nano"]
+        self.codes += [status.code if status else 0 for status in fields["status"]]
 
     def extend(self, more: _SpanLists) -> None:
         for mine, others in zip(vars(self).values(), vars(more).values(), strict=True):

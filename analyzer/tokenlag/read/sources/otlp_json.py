@@ -7,7 +7,7 @@ of logs, metrics and profiles are counted and not read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -47,10 +47,10 @@ class OtlpJsonReader:
 
     Args:
         columns: where spans go.
-        declared: the span attributes that are kept.
+        declared: the span attributes that are kept, with their types.
     """
 
-    def __init__(self, columns: Columns, declared: Iterable[str]) -> None:
+    def __init__(self, columns: Columns, declared: Mapping[str, str]) -> None:
         self._columns = columns
         self._keyed = KeyedDecoder(declared)
 
@@ -62,14 +62,13 @@ class OtlpJsonReader:
         """
         if len(text) > LARGE_BYTES and text.count(b"{") > MAX_OBJECTS:
             raise TextError(f"more than {MAX_OBJECTS:,} JSON objects in one piece")
-        keyed = self._keyed.decode(text)
-        if keyed is not None and not _is_empty(keyed):
-            self._take([keyed], source, seen)
+        if self._read_keyed(text, source, seen):
             return
         exports = _decode(text)
         if exports is not None:
-            self._keyed.learn(exports)
-            self._take(exports, source, seen)
+            # Once more, so that columns do not mix what the two ways make of integers.
+            if not (self._keyed.learn(exports) and self._read_keyed(text, source, seen)):
+                self._take(exports, source, seen)
             return
         result = decode_lenient(text)
         seen.n_bad_spans += result.n_bad_spans
@@ -78,6 +77,13 @@ class OtlpJsonReader:
             self._take(result.exports, source, seen)
             raise TextError(result.error, result.n_lines_before_error)
         self._take(result.exports or [Export()], source, seen)
+
+    def _read_keyed(self, text: bytes, source: str, seen: Seen) -> bool:
+        export = self._keyed.decode(text)
+        if export is None or _is_empty(export):
+            return False
+        self._take([export], source, seen)
+        return True
 
     def _take(self, exports: list[Export], source: str, seen: Seen) -> None:
         for export in exports:

@@ -8,7 +8,8 @@ texts, which are decoded generally; where new ones keep coming, this gives up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Final, Union
 
 import msgspec
@@ -29,11 +30,14 @@ class KeyedDecoder:
     """A decoder that learns.
 
     Args:
-        declared: the keys whose values are wanted.
+        declared: the keys whose values are wanted, with their types.
     """
 
-    def __init__(self, declared: Iterable[str]) -> None:
-        self._types: dict[str, Any] = {key: _attribute(key, is_wanted=True) for key in declared}
+    def __init__(self, declared: Mapping[str, str]) -> None:
+        self._types: dict[str, Any] = {
+            key: _attribute(key, _IntegerValue if value_type == "int" else AnyValue)
+            for key, value_type in declared.items()
+        }
         self._n_declared = len(self._types)
         self._n_rebuilds = 0
         self._decoder: msgspec.json.Decoder[Export] | None = None
@@ -50,10 +54,10 @@ class KeyedDecoder:
         except (msgspec.DecodeError, RecursionError):
             return None
 
-    def learn(self, exports: Iterable[Export]) -> None:
-        """Takes the keys of exports that were decoded generally."""
+    def learn(self, exports: Iterable[Export]) -> bool:
+        """Takes the keys of exports that were decoded generally; returns whether some are new."""
         if self._n_rebuilds > MAX_REBUILDS:
-            return
+            return False
         keys = {
             item.key
             for export in exports
@@ -64,18 +68,25 @@ class KeyedDecoder:
         }
         new = keys - self._types.keys()
         if not keys or (self._decoder is not None and not new):
-            return
+            return False
         self._n_rebuilds += 1
         n_ignored = len(self._types) - self._n_declared + len(new)
         if self._n_rebuilds > MAX_REBUILDS or n_ignored > MAX_IGNORED_KEYS:
             self._decoder, self._n_rebuilds = None, MAX_REBUILDS + 1
-            return
-        self._types.update({key: _attribute(key, is_wanted=False) for key in new})
+            return False
+        self._types.update({key: _attribute(key, None) for key in new})
         self._decoder = _decoder(list(self._types.values()))
+        return True
 
 
-def _attribute(key: str, *, is_wanted: bool) -> Any:
-    fields: list[tuple[str, Any]] = [("value", AnyValue)] if is_wanted else []
+class _IntegerValue(AnyValue, gc=False, rename="camel"):
+    """A value whose decimal text becomes a number at once; other text fails the decoder."""
+
+    int_value: int | None = None
+
+
+def _attribute(key: str, value_type: type[AnyValue] | None) -> Any:
+    fields: list[tuple[str, Any]] = [] if value_type is None else [("value", value_type)]
     namespace = {"key": key}
     return msgspec.defstruct(
         "Attribute", fields, tag_field="key", tag=key, gc=False, namespace=namespace
@@ -85,15 +96,18 @@ def _attribute(key: str, *, is_wanted: bool) -> Any:
 def _decoder(attribute_types: list[Any]) -> msgspec.json.Decoder[Export]:
     """The types of `otlp_types` again, down to attributes of these types."""
     attribute: Any = Union[tuple(attribute_types)]  # noqa: UP007 - not known before
-    span = _narrowed(Span, attributes=attribute)
+    times = dict.fromkeys(("start_time_unix_nano", "end_time_unix_nano"), int | None)
+    span = _narrowed(Span, times, attributes=attribute)
     scope_spans = _narrowed(ScopeSpans, spans=span)
     resource_spans = _narrowed(ResourceSpans, scope_spans=scope_spans)
     export = _narrowed(Export, resource_spans=resource_spans, batches=resource_spans)
-    return msgspec.json.Decoder(export)
+    return msgspec.json.Decoder(export, strict=False)  # integers out of decimal text
 
 
-def _narrowed(base: type[msgspec.Struct], **items: Any) -> Any:
-    fields = []
+def _narrowed(
+    base: type[msgspec.Struct], kinds: Mapping[str, Any] = MappingProxyType({}), **items: Any
+) -> Any:
+    fields: list[tuple[str, Any, None]] = [(name, kind, None) for name, kind in kinds.items()]
     for name, item in items.items():
         kind: Any = list[item]  # type: ignore[valid-type]
         fields.append((name, kind | None, None))

@@ -1,6 +1,6 @@
 """Lists of what OTLP JSON wrote to typed columns, without a Python call for each value.
 
-Integers arrive as decimal text and lists of integers are joined to text, because polars
+Integers arrive as numbers or decimal text and lists of integers are joined to text, because polars
 casts a column of text several times as fast as Python converts one value after another.
 """
 
@@ -14,13 +14,14 @@ from typing import Any, Final
 import polars as pl
 
 from tokenlag.read.sources.otlp_types import AnyValue
-from tokenlag.read.sources.otlp_values import int_of, to_float
+from tokenlag.read.sources.otlp_values import INT64_MAX, int_of, to_float
 from tokenlag.read.spans import dtype
 
 TRACE_ID_BYTES: Final = 16
 SPAN_ID_BYTES: Final = 8
 KIND_NAMES: Final = ("UNSPECIFIED", "INTERNAL", "SERVER", "CLIENT", "PRODUCER", "CONSUMER")
 STATUS_NAMES: Final = ("UNSET", "OK", "ERROR")
+HEX_DIGITS: Final = b"0123456789abcdef"
 INT_SEPARATOR: Final = ","
 TEXT_SEPARATOR: Final = "\x1f"
 
@@ -53,6 +54,9 @@ def hex_ids(name: str, ids: Sequence[str | None], n_bytes: int) -> pl.Series:
     mapping writes. A 64-bit trace id is padded on the left, as W3C trace context says.
     """
     texts = pl.Series(name, ids, dtype=pl.String)
+    if _are_plain(ids, 2 * n_bytes):
+        unset = (texts == "") | (texts == "00" * n_bytes)
+        return texts.set(unset, None) if unset.any() else texts
     good = texts.str.contains(f"^[0-9a-f]{{{2 * n_bytes}}}$").fill_null(value=False)
     if not good.all():
         odd = texts.filter(~good)
@@ -61,6 +65,17 @@ def hex_ids(name: str, ids: Sequence[str | None], n_bytes: int) -> pl.Series:
         texts = texts.scatter((~good).arg_true(), known_ids)
     zeros = (texts == "00" * n_bytes).fill_null(value=False)
     return texts.set(zeros, None) if zeros.any() else texts
+
+
+def _are_plain(ids: Sequence[str | None], n_digits: int) -> bool:
+    """Whether all ids are empty or lower-case hex of the right length."""
+    try:
+        if not set(map(len, ids)) <= {0, n_digits}:  # type: ignore[arg-type]
+            return False
+        digits = "".join(ids).encode("ascii")  # type: ignore[arg-type]
+    except (TypeError, UnicodeEncodeError):  # None, or no hex at all
+        return False
+    return not digits.translate(None, HEX_DIGITS)
 
 
 def times(name: str, values: list[Any]) -> pl.Series:
@@ -84,16 +99,32 @@ def enums(name: str, codes: list[int | str | None], names: tuple[str, ...]) -> p
 
 def integers(name: str, values: list[Any]) -> tuple[pl.Series, int]:
     """Returns integers out of decimal text and integers, and how many were neither."""
+    if isinstance(next((value for value in values if value is not None), None), int):
+        try:
+            return pl.Series(name, values, dtype=pl.Int64), 0
+        except (TypeError, OverflowError):  # text among them, or beyond 63 bits
+            return _mixed_integers(name, values)
     try:
         texts = pl.Series(name, values, dtype=pl.String)
     except TypeError:
-        numbers = [int_of(value) if isinstance(value, (str, int)) else None for value in values]
-        series = pl.Series(name, numbers, dtype=pl.Int64)
-        return series, series.null_count() - values.count(None)
+        return _mixed_integers(name, values)
     series = texts.cast(pl.Int64, strict=False)
     if series.null_count() > texts.null_count():  # blanks around a number, or none at all
         series = pl.Series(name, [int_of(text) for text in texts.to_list()], dtype=pl.Int64)
     return series, series.null_count() - texts.null_count()
+
+
+def _mixed_integers(name: str, values: list[Any]) -> tuple[pl.Series, int]:
+    numbers = [
+        value if type(value) is int and abs(value) <= INT64_MAX else _int_of_any(value)
+        for value in values
+    ]
+    series = pl.Series(name, numbers, dtype=pl.Int64)
+    return series, series.null_count() - values.count(None)
+
+
+def _int_of_any(value: Any) -> int | None:
+    return int_of(value) if isinstance(value, (str, int)) else None
 
 
 def _floats(name: str, values: list[Any]) -> tuple[pl.Series, int]:

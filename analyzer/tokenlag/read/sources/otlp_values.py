@@ -11,9 +11,11 @@ from collections.abc import Callable
 from typing import Final
 
 import msgspec
+from msgspec.structs import astuple
 
 from tokenlag.read.sources.otlp_types import EMPTY_VALUE, AnyValue
 
+EMPTY_FIELDS: Final = astuple(EMPTY_VALUE)
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
 MAX_INT_DIGITS: Final = 20
@@ -25,7 +27,7 @@ Converter = Callable[[AnyValue], object]
 
 def is_empty(value: AnyValue) -> bool:
     """Returns whether no field that is read is set: an absent value, a map or bytes."""
-    return value == EMPTY_VALUE
+    return astuple(value) == EMPTY_FIELDS
 
 
 def int_of(text: str | int | None) -> int | None:
