@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any, Final
 
 _ABSENT: Final = object()
-_log = logging.getLogger("tokenlag_tracer")
 _warned: set[str] = set()
 
 
 def warn_once(message: str) -> None:
     """Logs a warning the first time that it is given in this process."""
     if message not in _warned:
+        import logging  # here, since most processes never warn
+
         _warned.add(message)
-        _log.warning("%s", message)
+        logging.getLogger("tokenlag_tracer").warning("%s", message)
 
 
 def describe(error: BaseException) -> str:

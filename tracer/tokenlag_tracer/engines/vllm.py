@@ -7,19 +7,20 @@ here: what it imports itself is changed when it has been imported.
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from tokenlag_tracer import recorder
 from tokenlag_tracer.config import is_disabled
-from tokenlag_tracer.engines import imports, vllm_front, vllm_resource, vllm_scheduler
+from tokenlag_tracer.engines import imports
 from tokenlag_tracer.engines.patching import Patches, describe, warn_once
 from tokenlag_tracer.engines.vllm_requests import Layout
-from tokenlag_tracer.engines.vllm_steps import SchedulerTracker
+
+# All else is imported when vLLM is: every Python process of a traced server comes by here.
+if TYPE_CHECKING:
+    from tokenlag_tracer.engines.vllm_steps import SchedulerTracker
 
 # From which release on a scheduler has which attributes. What is newer than the newest release
 # that this was run with (0.32) is tried as the last line says, and left alone if it differs.
@@ -52,10 +53,12 @@ def installed_version() -> str:
     version = getattr(module, "__version__", None)
     if isinstance(version, str) and version != "dev":
         return version
+    from importlib import metadata
+
     for name in _DISTRIBUTIONS:
         try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
             continue
     return ""
 
@@ -69,6 +72,10 @@ def make_tracker(scheduler: Any) -> SchedulerTracker | None:
     if layout is None:
         warn_once(f"vLLM {version or 'of unknown version'} is not traced: 0.30 or newer is needed")
         return None
+    from tokenlag_tracer import recorder
+    from tokenlag_tracer.engines import vllm_resource
+    from tokenlag_tracer.engines.vllm_steps import SchedulerTracker
+
     config = scheduler.vllm_config
     engine = recorder.engine(
         rank=vllm_resource.rank_of(config),
@@ -97,6 +104,8 @@ def _guard(change: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]
 
 
 def _change_scheduler_config(module: ModuleType) -> None:
+    from tokenlag_tracer.engines import vllm_scheduler
+
     def make(original: Callable[..., type]) -> Callable[..., type]:
         def get_scheduler_cls(self: Any, *args: Any, **kwargs: Any) -> type:
             base = original(self, *args, **kwargs)
@@ -113,20 +122,28 @@ def _change_scheduler_config(module: ModuleType) -> None:
 
 
 def _change_core(module: ModuleType) -> None:
+    from tokenlag_tracer.engines import vllm_front
+
     _patches.replace(module.EngineCore, "preprocess_add_request", vllm_front.stamp_arrival)
 
 
 def _change_outputs(module: ModuleType) -> None:
+    from tokenlag_tracer.engines import vllm_front
+
     _patches.replace(module.OutputProcessor, "add_request", vllm_front.join_request)
 
 
 def _change_renderer(module: ModuleType) -> None:
+    from tokenlag_tracer.engines import vllm_front
+
     for name in ("render_chat_async", "render_cmpl_async"):
         _patches.replace(module.BaseRenderer, name, vllm_front.time_rendering)
     _patches.replace(module.BaseRenderer, "tokenize_prompts_async", vllm_front.time_tokenizing)
 
 
 def _change_app(module: ModuleType) -> None:
+    from tokenlag_tracer.engines import vllm_front
+
     _patches.replace(module, "build_app", vllm_front.trace_app)
 
 
@@ -195,6 +212,8 @@ def handles(target: Any) -> bool:
 
 def instrument(target: Any, **_: Any) -> Any:
     """Traces an engine that runs in this process; returns it."""
+    from tokenlag_tracer.engines import vllm_scheduler
+
     autoload()
     vllm_scheduler.attach(scheduler_of(target), make_tracker)
     return target
@@ -206,4 +225,6 @@ def uninstrument(target: Any = None) -> None:  # noqa: ARG001
         imports.forget(callback)
     _callbacks.clear()
     _patches.restore()
-    vllm_scheduler.release_all()
+    made = sys.modules.get("tokenlag_tracer.engines.vllm_scheduler")
+    if made is not None:
+        made.release_all()

@@ -24,7 +24,7 @@ class _Traced(Protocol):
     _tokenlag: SchedulerTracker | None
 
 
-_composed: dict[type, type] = {}
+_composed: dict[tuple[type, MakeTracker], type] = {}
 _schedulers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -37,9 +37,10 @@ def compose(base: type, make_tracker: MakeTracker) -> type:
     """
     if base in _composed.values():
         return base
-    if base not in _composed:
-        _composed[base] = _subclass(base, make_tracker)
-    return _composed[base]
+    key = (base, make_tracker)
+    if key not in _composed:
+        _composed[key] = _subclass(base, make_tracker)
+    return _composed[key]
 
 
 def attach(scheduler: Any, make_tracker: MakeTracker) -> None:
@@ -56,7 +57,7 @@ def release_all() -> None:
         tracker, scheduler._tokenlag = scheduler._tokenlag, None
         if tracker is not None:
             tracker.close()
-        for base, made in _composed.items():
+        for (base, _), made in _composed.items():
             if type(scheduler) is made:
                 scheduler.__class__ = base
     _schedulers.clear()
