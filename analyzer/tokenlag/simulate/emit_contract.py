@@ -70,6 +70,10 @@ class ContractEmitter:
             number = max(request.epoch, 0)
             for span in self._request_spans(request):
                 yield span.end_ns, number, span_text(span)
+            trace_id, _, request_id, _ = request_ids(self._run, request)
+            for leg in request.legs:
+                for span in self._engine_spans(leg, trace_id, request_id, self._span_id()):
+                    yield span.end_ns, leg.epoch, span_text(span)
 
     # --- requests ---------------------------------------------------------------------------
 
@@ -92,7 +96,9 @@ class ContractEmitter:
         trace_id, client_id, request_id, engine_id = request_ids(self._run, request)
         is_error = error is not None
         log = self._run.epochs[request.epoch] if request.epoch >= 0 else None
-        tokens_s = log.token_times_s(request) if log is not None else []
+        if request.legs:
+            log = None
+        tokens_s = self._token_times_s(request, log)
         if error == ERROR_TIMEOUT:
             tokens_s = [token_s for token_s in tokens_s if token_s <= handed_s]
         if "client" not in drop:
@@ -125,21 +131,40 @@ class ContractEmitter:
                 names.SPAN_REQUEST, time.ns(request.arrival_s), time.ns(handed_s), attributes,
                 kind=names.KIND_SERVER, is_error=is_error,
             )  # fmt: skip
-        if log is None or done_s is None:
+        if done_s is None or (log is None and not request.legs):
             return
-        if not self._is_compact:
-            yield self._span(
-                trace_id, engine_id, request_id, names.SPAN_ENGINE_REQUEST,
-                time.ns(request.engine_s), time.ns(done_s), self._engine_attributes(request),
-            )  # fmt: skip
-        parent_id = request_id if self._is_compact else engine_id
-        yield from self._phase_spans(request, log, trace_id, parent_id, done_s)
+        if log is not None and self._is_compact:
+            yield from self._phase_spans(request, log, trace_id, request_id, done_s)
+        elif log is not None:
+            yield from self._engine_spans(request, trace_id, request_id, engine_id)
         if "network" not in drop and error != ERROR_TIMEOUT:
             yield self._span(
                 trace_id, self._span_id(), request_id, names.SPAN_NETWORK,
                 time.ns(done_s), time.ns(handed_s),
                 {names.DIRECTION: "out", names.CLOCK: "same"},
             )  # fmt: skip
+
+    def _token_times_s(self, request: Request, log: EpochLog | None) -> list[float]:
+        """When the request's tokens left the engine, or all its engines."""
+        if log is not None:
+            return log.token_times_s(request)
+        logs = [(self._run.epochs[leg.epoch], leg) for leg in request.legs if leg.epoch >= 0]
+        return sorted(time_s for log, leg in logs for time_s in log.token_times_s(leg))
+
+    def _engine_spans(
+        self, request: Request, trace_id: str, parent_id: str, span_id: str
+    ) -> Iterator[Span]:
+        """Yield what one engine did for a request: its span, and the phases under it."""
+        if request.epoch < 0 or request.done_s is None:
+            return
+        start_s = request.engine_s if request.taken_s is None else request.taken_s
+        yield self._span(
+            trace_id, span_id, parent_id, names.SPAN_ENGINE_REQUEST,
+            self._time.ns(start_s), self._time.ns(request.done_s),
+            self._engine_attributes(request),
+        )  # fmt: skip
+        log = self._run.epochs[request.epoch]
+        yield from self._phase_spans(request, log, trace_id, span_id, request.done_s)
 
     def _phase_spans(
         self, request: Request, log: EpochLog, trace_id: str, parent_id: str, done_s: float
@@ -166,7 +191,7 @@ class ContractEmitter:
                 time.ns(steps[chunks[0].step].start_s), time.ns(steps[chunks[-1].step].end_s),
                 {
                     names.PREFILL_TOKENS: sum(chunk.n_tokens for chunk in chunks),
-                    names.PREFILL_RECOMPUTE: number > 0,
+                    names.PREFILL_RECOMPUTE: number > 0 or request.taken_s is not None,
                 },
             )  # fmt: skip
             if "chunks" in drop:
@@ -192,6 +217,7 @@ class ContractEmitter:
         steps = log.steps
         prefill_ends = request.prefill_token_steps
         previous_s: float | None = None
+        at = 0
         for first, last in log.decode_runs(request):
             # A run begins when the token before it came out: the time in which a prefill kept
             # the sequence out of the steps is part of its decode.
@@ -206,9 +232,10 @@ class ContractEmitter:
                 {
                     names.DECODE_FIRST_STEP: first,
                     names.DECODE_LAST_STEP: last,
-                    names.DECODE_TOKENS: last - first + 1,
+                    names.DECODE_TOKENS: _n_yielded(request, at, last - first + 1),
                 },
             )  # fmt: skip
+            at += last - first + 1
 
     def _span(
         self,
@@ -295,12 +322,18 @@ class ContractEmitter:
             names.ENGINE_EPOCH: self._time.epoch_ns(log),
             names.REQUEST_INDEX: request.index,
             names.SEQUENCE: 0,
+            names.ROLE: self._run.epochs[request.epoch].role,
             names.REQUEST_ID: f"req-{request.number}",
             names.PREEMPTIONS: None if "preemptions" in self._drop else request.n_preemptions,
             names.USAGE_INPUT_TOKENS: request.n_prompt,
             names.USAGE_OUTPUT_TOKENS: request.n_generated,
             names.USAGE_CACHED_TOKENS: self._cached(request),
         }
+
+
+def _n_yielded(request: Request, at: int, n_steps: int) -> int:
+    """Tokens of a run of decode steps, the first of which is the sequence's step `at`."""
+    return sum(request.yields[at : at + n_steps]) if request.yields else n_steps
 
 
 def _intended_ns(request: Request) -> int | None:

@@ -93,9 +93,7 @@ class StepEmitter:
             if any(later.engine == log.engine for later in self._run.epochs[number + 1 :])
             else self._run.last_instant_s
         )
-        yield from self._heartbeats(
-            number, head, log, len(log.steps) - 1, previous_end_ns, end_ns
-        )
+        yield from self._heartbeats(number, head, log, len(log.steps) - 1, previous_end_ns, end_ns)
 
     def _step_span_text(self, log: EpochLog, start_ns: int, end_ns: int, attributes: str) -> str:
         window = start_ns // names.ENGINE_TRACE_NS
@@ -127,6 +125,11 @@ class StepEmitter:
             add(attribute_text(names.STEP_DECODE_LEFT, ranges(step.left)))
         if members:
             add(attribute_text(names.STEP_DECODE_REQUESTS, ranges(sorted(members))))
+        if step.new_tokens and max(step.new_tokens) > 1:
+            add(attribute_text(names.STEP_DECODE_NEW_TOKENS, step.new_tokens))
+        if step.n_drafted is not None and step.n_accepted is not None:
+            add(attribute_text(names.STEP_DRAFTED, step.n_drafted))
+            add(attribute_text(names.STEP_ACCEPTED, step.n_accepted))
         add(attribute_text(names.STEP_CONTEXT_TOKENS, step.n_context))
         add(attribute_text(names.STEP_RUNNING, step.n_running))
         add(attribute_text(names.STEP_WAITING, step.n_waiting))

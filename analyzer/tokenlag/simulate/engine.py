@@ -22,6 +22,7 @@ from tokenlag.errors import InputError
 from tokenlag.simulate.config import EngineConfig, StepModel
 from tokenlag.simulate.decoding import BLOCK_TOKENS, DecodeBatch, blocks_for
 from tokenlag.simulate.log import Chunk, EpochLog, Request, Step
+from tokenlag.simulate.speculation import SpeculatingBatch, SpeculationConfig
 from tokenlag.simulate.steptime import Batch, StepTime
 
 OnDone = Callable[[Request, float], Iterable[Request]]
@@ -37,6 +38,7 @@ class Engine:
         noise: source of the step noise.
         on_done: called when a request ends, returns the requests it gives rise to.
         hook: optional; gets step index, start (s), predicted ms, P and D, returns the ms it takes.
+        speculation: how it drafts, if it does.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Engine:
         hook: StepHook | None = None,
         epoch: int = 0,
         start_s: float = 0.0,
+        speculation: SpeculationConfig | None = None,
     ) -> None:
         self.config = config
         self.model = model
@@ -60,7 +63,10 @@ class Engine:
         self._hook = hook
         self._arrivals: list[tuple[float, int, Request]] = []
         self._partials: dict[Request, None] = {}
-        self._decoding = DecodeBatch()
+        self._speculating: SpeculatingBatch | None = None
+        if speculation is not None:
+            self._speculating = SpeculatingBatch(speculation, random.Random(f"drafts {epoch}"))
+        self._decoding = self._speculating or DecodeBatch()
         self._n_blocks = config.kv_tokens // BLOCK_TOKENS
         self._n_free = self._n_blocks
         self._n_reserved = 0
@@ -80,7 +86,9 @@ class Engine:
     def add(self, requests: Iterable[Request]) -> None:
         """Queue requests for the moment each reaches the engine."""
         for request in requests:
-            heapq.heappush(self._arrivals, (request.engine_s, request.number, request))
+            heapq.heappush(
+                self._arrivals, (request.engine_s + request.compile_s, request.number, request)
+            )
 
     def open_requests(self) -> list[Request]:
         """Return what the engine has taken in and not finished, running first."""
@@ -98,10 +106,24 @@ class Engine:
             request.epoch = self.log.epoch
             request.index = len(self.log.requests)
             request.seen_s = now_s
-            request.queued_s = request.engine_s
+            request.queued_s = request.engine_s + request.compile_s
             self.log.requests.append(request)
+            if request.compile_s:
+                request.queues.append((request.engine_s, request.queued_s, "grammar"))
+            if request.is_transferred:
+                self._enter_transferred(request)
+                continue
             self.waiting.append(request)
             self._n_waiting_tokens += request.n_prompt - request.n_cached
+
+    def _enter_transferred(self, request: Request) -> None:
+        """Let a sequence decode whose KV came from elsewhere; its slot is its own already."""
+        request.scheduled_s = request.queued_s
+        request.n_computed = request.n_prompt
+        request.n_blocks = blocks_for(request.n_computed)
+        self._n_free -= request.n_blocks
+        self.running[request] = None
+        self._decoding.enter(request)
 
     def _check_size(self, request: Request) -> None:
         n_tokens = request.n_prompt + request.n_output
@@ -360,7 +382,7 @@ class Engine:
         self.log.end_s = step.end_s
         self._time.ended(step.end_s)
         self._release()
-        done = self._decoding.advance() if step.n_decode else []
+        done = self._advance_decoding(step) if step.n_decode else []
         for request, chunk in self._chunks:
             request.n_computed += chunk.n_tokens
             if request.n_computed < request.n_total:
@@ -384,6 +406,20 @@ class Engine:
             else:
                 self._free(request)
             self.add(self._on_done(request, step.end_s))
+
+    def _advance_decoding(self, step: Step) -> list[Request]:
+        speculating = self._speculating
+        if speculating is None:
+            if self.log.role is not None:
+                for request in self._decoding.members:
+                    if request.first_token_s is None:
+                        request.first_token_s = step.end_s
+            return self._decoding.advance()
+        speculating.now_s = step.busy_s
+        done = speculating.advance()
+        step.new_tokens = speculating.new_tokens
+        step.n_drafted, step.n_accepted = speculating.n_drafted, speculating.n_accepted
+        return done
 
     def _release(self) -> bool:
         held, self._held = self._held, []

@@ -29,6 +29,10 @@ class Request:
     turn: int = 0
     features: tuple[str, ...] = ()
     intended_s: float | None = None
+    compile_s: float = 0.0
+    is_transferred: bool = False
+    taken_s: float | None = None
+    legs: list[Request] = field(default_factory=list)
     # what the engine did with it
     epoch: int = -1
     index: int = -1
@@ -45,6 +49,7 @@ class Request:
     prefills: list[list[Chunk]] = field(default_factory=list)
     prefill_token_steps: list[int] = field(default_factory=list)
     decodes: list[tuple[int, int]] = field(default_factory=list)
+    yields: list[int] = field(default_factory=list)
     queued_s: float = 0.0
     is_decoding: bool = False
     k_start: int = 0
@@ -60,7 +65,8 @@ class Request:
     @property
     def open_wait_s(self) -> float | None:
         """Since when it has been waiting, if it waits now; else None."""
-        return self.queued_s if len(self.queues) < self.n_preemptions + 1 else None
+        n_waits = sum(reason in ("arrival", "preempted") for _, _, reason in self.queues)
+        return self.queued_s if n_waits < self.n_preemptions + 1 else None
 
     @property
     def n_total(self) -> int:
@@ -99,6 +105,9 @@ class Step:
     admit_bound: str
     joined: tuple[int, ...]
     left: tuple[int, ...]
+    new_tokens: tuple[int, ...] = ()
+    n_drafted: int | None = None
+    n_accepted: int | None = None
 
 
 @dataclass(slots=True)
@@ -112,6 +121,7 @@ class EpochLog:
     decode_steps: list[int] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     end_s: float = 0.0
+    role: str | None = None
 
     def decode_runs(self, request: Request) -> list[tuple[int, int]]:
         """Return first and last step index of each uninterrupted run of decode steps."""
@@ -135,7 +145,11 @@ class EpochLog:
     def token_times_s(self, request: Request) -> list[float]:
         """Return when each token of a request came out of the engine, in order."""
         times = [self.steps[step].end_s for step in request.prefill_token_steps]
+        at = 0
         for first, last_step in self.decode_runs(request):
-            times.extend(step.end_s for step in self.steps[first : last_step + 1])
+            for step in self.steps[first : last_step + 1]:
+                n_tokens = request.yields[at] if request.yields else 1
+                times.extend([step.end_s] * n_tokens)
+                at += 1
         times.sort()
         return times

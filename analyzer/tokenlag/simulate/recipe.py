@@ -14,6 +14,8 @@ from tokenlag.simulate.config import EngineConfig, StepChange, StepModel
 from tokenlag.simulate.delivery import DeliveryConfig
 from tokenlag.simulate.fleet import FleetConfig
 from tokenlag.simulate.frontend import FrontendConfig
+from tokenlag.simulate.handoff import HandoffConfig
+from tokenlag.simulate.speculation import SpeculationConfig
 from tokenlag.simulate.steptime import check_effects
 from tokenlag.simulate.workload import Edge
 
@@ -79,6 +81,8 @@ class Variant:
     fleet: FleetConfig | None
     frontend: FrontendConfig | None
     delivery: DeliveryConfig | None
+    speculation: SpeculationConfig | None
+    handoff: HandoffConfig | None
     resource: Mapping[str, Any]
     model: str
     operation: str
@@ -173,6 +177,8 @@ class Recipe:
             fleet=_optional(FleetConfig, table, "fleet", place),
             frontend=_optional(FrontendConfig, table, "frontend", place),
             delivery=_optional(DeliveryConfig, table, "delivery", place),
+            speculation=_optional(SpeculationConfig, table, "speculation", place),
+            handoff=_optional(HandoffConfig, table, "handoff", place),
             resource=table.get("resource", {}),
             model=str(table.get("model", "sim-8b")),
             operation=str(table.get("operation", "chat")),

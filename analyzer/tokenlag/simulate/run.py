@@ -9,6 +9,7 @@ from tokenlag.errors import InputError
 from tokenlag.simulate.delivery import received
 from tokenlag.simulate.engine import Engine, StepHook
 from tokenlag.simulate.fleet import Fleet, FleetConfig
+from tokenlag.simulate.handoff import Handoff
 from tokenlag.simulate.log import EpochLog, Request
 from tokenlag.simulate.recipe import Recipe, Truth, Variant
 from tokenlag.simulate.workload import Workload
@@ -124,10 +125,24 @@ def run(
         end_s = fleet.run(chosen.horizon_s)
         return _delivered(Run(chosen, used_seed, fleet.logs, workload.requests, end_s))
     noise = random.Random(f"noise {used_seed}")
+    if chosen.handoff is not None:
+        handoff = Handoff(
+            chosen.handoff, chosen.engine, model, noise=noise, on_done=workload.follow_up
+        )
+        handoff.add(workload.initial())
+        end_s = handoff.run(chosen.horizon_s)
+        return Run(chosen, used_seed, handoff.logs, workload.requests, end_s)
 
     epochs: list[EpochLog] = []
     restart = chosen.restart
-    first = Engine(chosen.engine, model, noise=noise, on_done=workload.follow_up, hook=hook)
+    first = Engine(
+        chosen.engine,
+        model,
+        noise=noise,
+        on_done=workload.follow_up,
+        hook=hook,
+        speculation=chosen.speculation,
+    )
     first.add(workload.initial())
     end_s = first.run(min(chosen.horizon_s, restart.at_s if restart else float("inf")))
     first.close()
@@ -142,6 +157,7 @@ def run(
             hook=hook,
             epoch=1,
             start_s=up_s,
+            speculation=chosen.speculation,
         )
         lost = first.open_requests()
         for request in lost:

@@ -67,7 +67,9 @@ def request_ids(run: Run, request: Request) -> RequestIds:
     return RequestIds(digest[:32], digest[32:48], digest[48:64], digest[64:])
 
 
-def resource_of(run: Run, log: EpochLog, *, has_replica: bool = True) -> dict[str, AttributeValue | None]:
+def resource_of(
+    run: Run, log: EpochLog, *, has_replica: bool = True
+) -> dict[str, AttributeValue | None]:
     """Return the resource attributes of one engine of the run: its limits and its name."""
     config = run.variant.engine
     text = json.dumps(asdict(config), sort_keys=True)

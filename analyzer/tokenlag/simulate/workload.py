@@ -282,6 +282,8 @@ class Workload:
             # A stream of its own: marking requests must not move arrivals or lengths.
             if share >= 1.0 or self._feature_random.random() < share:
                 request.features = tuple(str(table["features"]).split(","))
+                if "compile_ms" in table:
+                    request.compile_s = self._feature_random.uniform(*table["compile_ms"]) / 1e3
         if "give_up_after_s" in table:
             request.gives_up_s = sent_s + float(table["give_up_after_s"])
         self.requests.append(request)
