@@ -102,7 +102,7 @@ async def completions(body: Body) -> Response:
     text = ""
     try:
         while (token := (await answers.get())[0]) is not None:
-            text += _letter(token)
+            text += _word(token)
     except asyncio.CancelledError:
         request.is_aborted = True
         raise
@@ -111,10 +111,13 @@ async def completions(body: Body) -> Response:
     return JSONResponse({"id": request.request_id, "choices": choices, "usage": usage})
 
 
-def _letter(token: int) -> str:
-    return "abcdefghijklmnopqrstuvwxyz      "[token % 32]
+WORDS = ["quokka", "axolotl", "narwhal", "wombat", "ocelot", "marmot", "puffin", "gecko"]
+
+
+def _word(token: int) -> str:
+    return f"{WORDS[token % len(WORDS)]} "
 
 
 def _event(request_id: str, token: int) -> str:
-    choice = {"index": 0, "text": _letter(token), "finish_reason": None}
+    choice = {"index": 0, "text": _word(token), "finish_reason": None}
     return f"data: {json.dumps({'id': request_id, 'choices': [choice]})}\n\n"

@@ -130,7 +130,8 @@ class Engine:
             self.model([Piece(0, [0] * n_tokens, 0)])
 
     def submit(self, request: Request) -> None:
-        """Takes a request in, from any thread."""
+        """Takes a request in, from any thread: from here on it waits."""
+        request.queued_ns = time.monotonic_ns()
         self._inbox.put(request)
 
     def stop(self) -> None:
@@ -155,12 +156,12 @@ class Engine:
             if request is None:
                 return False
             request.n_prompt = request.n_prefill = len(request.tokens)
-            request.queued_ns = time.monotonic_ns()
             self._waiting.append(request)
             is_idle = False
             self.tracer.queued(
-                request, request.request_id, prompt_tokens=request.n_prompt,
-                max_tokens=request.max_tokens, traceparent=request.traceparent, model="tiny",
+                request, request.request_id, at_ns=request.queued_ns,
+                prompt_tokens=request.n_prompt, max_tokens=request.max_tokens,
+                traceparent=request.traceparent, model="tiny",
             )  # fmt: skip
         return True
 
