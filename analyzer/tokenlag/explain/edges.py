@@ -7,8 +7,10 @@ from tokenlag.store.connection import Store
 
 
 def write_edges(store: Store) -> None:
-    """Fills `edges`, `engine_load` and `tenant_load`, `frontend_ms` where stamps tell it,
-    and adds the front end's own work to what a request costs alone.
+    """Fills `edges`, `engine_load` and `tenant_load`.
+
+    Also sets `frontend_ms` where stamps tell it, and adds the front end's own work to what a
+    request costs alone.
 
     Args:
         store: with `request_facts` and `demand` filled.
