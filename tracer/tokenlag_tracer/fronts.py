@@ -122,8 +122,8 @@ def front_rows(
         # A clock that is ahead shows as a span that would end before it starts.
         yield inward._replace(start_ns=min(sent_ns, inward.start_ns), end_ns=inward.start_ns)
     for stage, start_ns, end_ns in front.stages:
-        keys = {names.STAGE: stage[:32]}
-        yield row(front.span_id, names.SPAN_FRONTEND, start_ns, end_ns, dict(keys))
+        words = attributes_of({names.STAGE: stage})
+        yield row(front.span_id, names.SPAN_FRONTEND, start_ns, end_ns, words)
     if front.done_ns is None:
         return  # it never ended: only its parts are told
     values: Fields = {key: told.get(name) for name, key in _FRONT_KEYS.items()}

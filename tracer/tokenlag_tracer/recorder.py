@@ -246,6 +246,14 @@ class EngineRecorder(RequestEvents):
             self._drop(error)
         except Exception:
             self._drop(None)
+            self._forget_nonsense()
+
+    def _forget_nonsense(self) -> None:
+        """Takes out of the members what cannot be an index, or no record could be sent again."""
+        self._members = {m for m in self._members if isinstance(m, int) and 0 <= m < 1 << 32}
+        if len(self._members) > wire.MAX_MEMBERS:
+            self._members = set()
+        self._word = _KIND_STEP | len(self._members) << 32
 
     def _replace(self, decode: Iterable[int]) -> tuple[list[int], list[int]]:
         """Takes all members; returns who joined and who left."""
@@ -276,11 +284,14 @@ class EngineRecorder(RequestEvents):
             new_tokens = ()
         else:
             flags |= _NEW_TOKENS_FLAG
+        chunks = [number for chunk in prefill for number in chunk]
+        if len(chunks) != 3 * len(prefill):
+            raise ValueError("a prompt chunk is an index, its tokens, and tokens before it")
         # One array for all: each further object would cost a cold caller as much again.
         data = _numbers(
             (
                 len(joined), len(left), len(full), len(prefill), len(preempted), len(new_tokens),
-                *joined, *left, *full, *[number for chunk in prefill for number in chunk],
+                *joined, *left, *full, *chunks,
                 *preempted, *new_tokens,
             )
         )  # fmt: skip

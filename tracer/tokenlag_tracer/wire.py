@@ -60,6 +60,7 @@ STEP_EXTRA: Final = struct.Struct("=d4q")
 BEAT: Final = struct.Struct("=B7xqqQ")
 
 MAX_RECORD_BYTES: Final = 1 << 20
+MAX_MEMBERS: Final = 1 << 17  # a step may list all that joined, left and are there
 FRAME: Final = struct.Struct("=I")
 
 # A value is a name, an id or a label; longer text has no business here.
