@@ -253,6 +253,13 @@ def print_reliability(rows: list[dict[str, Any]]) -> None:
         print(f"{low:.1f} to {min(high, 1.0):.1f}     {share(n_right, len(inside))}")
 
 
+def report(rows: list[dict[str, Any]]) -> None:
+    """All tables."""
+    print_summary(summary(rows))
+    print_by_kind(rows)
+    print_reliability(rows)
+
+
 def main() -> int:
     """Runs the cases; returns an exit status."""
     parser = argparse.ArgumentParser(
@@ -263,25 +270,37 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--kind", help="only this fault, or `healthy`")
     parser.add_argument("--case", type=int, help="only this number, with what was found")
+    parser.add_argument("--rows", type=Path, help="print the tables of rows that are there")
     parser.add_argument("--show-misses", action="store_true")
     parser.add_argument("-o", "--out", type=Path, help="rows, as JSON lines")
     options = parser.parse_args()
     if options.case is not None:
         print(json.dumps(run_case(options.case, options.seed, options.kind), indent=1))
         return 0
+    out = options.out or RESULTS / f"accuracy-{options.seed}.jsonl"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if options.rows:
+        report(
+            [json.loads(line) for line in options.rows.read_text().splitlines() if "kind" in line]
+        )
+        return 0
     began = time.time()
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(options.jobs, mp_context=context) as pool:
         jobs = [pool.submit(run_case, n, options.seed, options.kind) for n in range(options.cases)]
-        rows = [job.result() for job in jobs]
-    out = options.out or RESULTS / f"accuracy-{options.seed}.jsonl"
-    out.parent.mkdir(parents=True, exist_ok=True)
+        rows = []
+        with out.with_suffix(".part").open("w", encoding="utf-8") as part:
+            # As they come: a run that is stopped leaves what it has.
+            for job in concurrent.futures.as_completed(jobs):
+                rows.append(job.result())
+                part.write(json.dumps(rows[-1]) + "\n")
+                part.flush()
+    out.with_suffix(".part").unlink()
+    rows.sort(key=lambda row: row["number"])
     found = summary(rows)
     lines = [json.dumps({"summary": found}), *(json.dumps(row) for row in rows)]
     out.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print_summary(found)
-    print_by_kind(rows)
-    print_reliability(rows)
+    report(rows)
     if options.show_misses:
         for row in rows:
             is_right = row["top1"] if row["cause"] else row["status"] == "healthy"

@@ -55,7 +55,7 @@ class Engine:
     ) -> None:
         self.config = config
         self.model = model
-        self.log = EpochLog(epoch=epoch, start_s=start_s, end_s=start_s)
+        self.log = EpochLog(epoch=epoch, start_s=start_s, end_s=start_s, config=config)
         self.waiting: deque[Request] = deque()
         self.running: dict[Request, None] = {}
         self._time = StepTime(model, noise, start_s)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tokenlag.simulate.config import EngineConfig
+
 
 @dataclass(slots=True, eq=False)
 class Request:
@@ -122,6 +124,7 @@ class EpochLog:
     requests: list[Request] = field(default_factory=list)
     end_s: float = 0.0
     role: str | None = None
+    config: EngineConfig | None = None
 
     def decode_runs(self, request: Request) -> list[tuple[int, int]]:
         """Return first and last step index of each uninterrupted run of decode steps."""

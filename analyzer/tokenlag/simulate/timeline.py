@@ -71,7 +71,7 @@ def resource_of(
     run: Run, log: EpochLog, *, has_replica: bool = True
 ) -> dict[str, AttributeValue | None]:
     """Return the resource attributes of one engine of the run: its limits and its name."""
-    config = run.variant.engine
+    config = log.config or run.variant.engine
     text = json.dumps(asdict(config), sort_keys=True)
     threshold = config.prompt_threshold or None
     resource: dict[str, AttributeValue | None] = {
