@@ -79,6 +79,9 @@ class Record:
     error: str | None = None
 
 
+Planned = tuple[float, Stream, Record, list[int]]
+
+
 def read_mix(text: str) -> list[Stream]:
     """Returns the streams of a mix: a JSON list of objects with `Stream`'s fields.
 
@@ -95,9 +98,7 @@ def read_mix(text: str) -> list[Stream]:
     return streams
 
 
-def plan(
-    streams: Sequence[Stream], seconds: float, seed: int
-) -> list[tuple[float, Stream, Record, list[int]]]:
+def plan(streams: Sequence[Stream], seconds: float, seed: int) -> list[Planned]:
     """Returns moment, stream, empty record and prompt of each request, in order of time."""
     draw = random.Random(seed)
     shared = [draw.randrange(*VOCABULARY) for _ in range(MAX_PREFIX)]
@@ -266,7 +267,7 @@ def main() -> int:
                 seed=options.seed,
                 model=options.model,
                 out=out,
-            )  # fmt: skip
+            )
         )
     sys.stdout.write(json.dumps(summary(records), indent=2) + "\n")
     return 0

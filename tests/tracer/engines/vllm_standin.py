@@ -179,7 +179,7 @@ class Scheduler:
         self, scheduler_output: SchedulerOutput, model_runner_output: Any
     ) -> Any:
         outputs = []
-        for request_id, n_tokens in scheduler_output.num_scheduled_tokens.items():
+        for request_id in scheduler_output.num_scheduled_tokens:
             request = self.requests.get(request_id)
             if request is None:
                 continue

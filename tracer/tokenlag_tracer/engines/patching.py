@@ -15,7 +15,9 @@ def warn_once(message: str) -> None:
         import logging  # here, since most processes never warn
 
         _warned.add(message)
-        logging.getLogger("tokenlag_tracer").warning("%s", message)
+        # vLLM shows what its own logger gets; the root logger it may have muted.
+        has_vllm = bool(logging.getLogger("vllm").handlers)
+        logging.getLogger("vllm.tokenlag" if has_vllm else "tokenlag_tracer").warning(message)
 
 
 def describe(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any
 
-from tokenlag_tracer.asgi import TraceMiddleware, current_request
+from tokenlag_tracer import asgi
 from tokenlag_tracer.engines.patching import describe, warn_once
 
 _rendering_since: ContextVar[int] = ContextVar("tokenlag_rendering_since", default=0)
@@ -52,7 +52,7 @@ def join_request(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def add_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         def tell() -> None:
-            front = current_request()
+            front = asgi.current_request()
             if front is None:
                 return
             if not request.trace_headers:
@@ -90,7 +90,7 @@ def time_tokenizing(original: Callable[..., Awaitable[Any]]) -> Callable[..., Aw
         result = await original(self, *args, **kwargs)
 
         def tell() -> None:
-            front = current_request()
+            front = asgi.current_request()
             if front is None:
                 return
             since_ns = _rendering_since.get()
@@ -105,7 +105,10 @@ def time_tokenizing(original: Callable[..., Awaitable[Any]]) -> Callable[..., Aw
 
 
 def trace_app(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the making of the web application: the middleware goes around all others."""
+    """Wraps the making of the web application: the middleware goes around all others.
+
+    Where `--middleware tokenlag_tracer.asgi.TraceMiddleware` put it in already, that one stays.
+    """
 
     @functools.wraps(original)
     def build_app(*args: Any, **kwargs: Any) -> Any:
@@ -113,10 +116,10 @@ def trace_app(original: Callable[..., Any]) -> Callable[..., Any]:
 
         def tell() -> None:
             present = [getattr(entry, "cls", None) for entry in app.user_middleware]
-            if TraceMiddleware not in present:
+            if asgi.TraceMiddleware not in present:
                 # vLLM sees the caller's headers as they came: its ids and its own spans stay
                 # what they are without the tracer.
-                app.add_middleware(TraceMiddleware, propagate=False)
+                asgi.instrument(app, propagate=False)
 
         _quietly(tell)
         return app
