@@ -12,7 +12,6 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import tokenlag_tracer
 import torch
 from model import Decoder, Piece
 from tokenlag_tracer import conventions as names
@@ -108,17 +107,15 @@ class Engine:
         self._prefixes = PrefixCache() if limits.prefix_caching else None
         self._warm_up()
         self.tracer = StepTracer(
-            tokenlag_tracer.engine(
-                resource={
-                    **model_resource(self.model),
-                    names.MODEL_NAME: "tiny",
-                    names.ENGINE_MAX_SEQS: limits.max_seqs,
-                    names.ENGINE_MAX_BATCH_TOKENS: limits.max_batch_tokens,
-                    names.ENGINE_KV_TOKENS: limits.kv_tokens,
-                    names.ENGINE_CHUNKED_PREFILL: limits.chunked_prefill,
-                    names.ENGINE_PREFIX_CACHING: limits.prefix_caching,
-                }
-            )
+            resource={
+                **model_resource(self.model),
+                names.MODEL_NAME: "tiny",
+                names.ENGINE_MAX_SEQS: limits.max_seqs,
+                names.ENGINE_MAX_BATCH_TOKENS: limits.max_batch_tokens,
+                names.ENGINE_KV_TOKENS: limits.kv_tokens,
+                names.ENGINE_CHUNKED_PREFILL: limits.chunked_prefill,
+                names.ENGINE_PREFIX_CACHING: limits.prefix_caching,
+            }
         )
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple
 
 from tokenlag_tracer import conventions as names
-from tokenlag_tracer.device import LAG_STEPS, EventTimer, device_timer
+from tokenlag_tracer.device import EventTimer, device_timer
 from tokenlag_tracer.recorder import EngineRecorder, engine
 
 # What a step may be told of besides its parts; as `EngineRecorder.record_step` has them.
@@ -104,7 +104,9 @@ class StepTracer:
     """Tells a recorder of an engine's steps by the engine's own names of its requests.
 
     Args:
-        recorder: from `tokenlag_tracer.engine(...)`; by default a new one.
+        recorder: from `tokenlag_tracer.engine(...)`, whose `device_lag` is the timer's; by
+            default a new one.
+        resource: what the engine is, for a new recorder; see `model_resource`.
         timer: measures device time; by default CUDA events where there are any.
 
     Attributes:
@@ -114,10 +116,17 @@ class StepTracer:
     """
 
     def __init__(
-        self, recorder: EngineRecorder | None = None, *, timer: EventTimer | None = None
+        self,
+        recorder: EngineRecorder | None = None,
+        *,
+        resource: Mapping[str, str | int | float | bool | None] | None = None,
+        timer: EventTimer | None = None,
     ) -> None:
-        self.recorder = engine(device_lag=LAG_STEPS) if recorder is None else recorder
         self.timer = device_timer() if timer is None else timer
+        if recorder is None:
+            lag = self.timer.lag if self.timer is not None else 0
+            recorder = engine(resource=resource, device_lag=lag)
+        self.recorder = recorder
         self.n_failed = 0
         self._indexes: dict[Hashable, int] = {}
         self._decoding: list[int] = []
@@ -324,7 +333,7 @@ def instrument(
 ) -> TracedRunner:
     """Returns a `TracedRunner` around a runner; the runner itself is not changed."""
     if recorder is None:
-        recorder = engine(resource=dict(model_resource(target)), device_lag=LAG_STEPS)
+        recorder = StepTracer(resource=dict(model_resource(target)))
     if method is None and callable(getattr(target, "execute_model", None)):
         method = "execute_model"
     return TracedRunner(target, recorder, parts=parts, told=told, method=method)
