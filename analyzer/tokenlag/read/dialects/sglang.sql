@@ -24,7 +24,7 @@ select
     case when time_in_queue_s >= 0 then (time_in_queue_s * 1e9)::bigint end as queue_ns,
     case when time_in_decode_s >= 0 then (time_in_decode_s * 1e9)::bigint end as decode_ns
 from spans
-where regexp_matches(name, '(^| )Req [0-9A-Za-z_-]+') and start_ns is not null
+where contains(name, 'Req ') and regexp_matches(name, '(^| )Req [0-9A-Za-z_-]+') and start_ns is not null
   and (rid is not null or module = 'sglang::request' or scope like 'sglang%');
 
 create or replace temp table s_below as  -- every span below a root

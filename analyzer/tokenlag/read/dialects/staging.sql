@@ -51,7 +51,8 @@ create or replace temp table st_steps (
     n_running bigint, n_waiting bigint, n_waiting_tokens bigint, oldest_wait_ns bigint,
     kv_usage double, kv_reserved double, preempted bigint[],
     admit_bound varchar, graph varchar, n_drafted bigint, n_accepted bigint,
-    device_ns bigint, n_dropped bigint, n_skipped bigint
+    device_ns bigint, n_dropped bigint, n_skipped bigint,
+    epoch_key integer, lineage bigint -- steps.sql fills these
 );
 
 -- Prompt chunks and decode runs as the request side told them.

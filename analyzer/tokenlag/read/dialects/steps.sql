@@ -3,14 +3,29 @@
 -- stretch between two falls of the step index. A changed configuration splits a lineage
 -- into epochs, whose steps are never fitted together.
 
+-- An engine whose writer names the epoch and never changes the configuration needs no look
+-- at the order of its steps, which costs more than all the rest.
+create or replace temp table l_runs as
+select engine_id, epoch,
+    epoch is null or coalesce(min(config_hash) <> max(config_hash), false) as is_split,
+    min(config_hash) as config_hash, min(start_ns) as start_ns, max(end_ns) as end_ns,
+    min(step_index) as first_index, max(step_index) as last_index,
+    max(n_dropped) as n_dropped, max(n_skipped) as n_skipped
+from st_steps group by engine_id, epoch;
+
 create or replace temp table l_marked as
-with ordered as (
+with split as (
+    select s.rowid as step_row, s.*
+    from st_steps s join l_runs r
+      on r.is_split and r.engine_id = s.engine_id and r.epoch is not distinct from s.epoch
+),
+ordered as (
     select
-        rowid as step_row, engine_id, epoch, config_hash, start_ns,
+        step_row, engine_id, epoch, config_hash, start_ns,
         lag(step_index) over engine > step_index and epoch is null as is_restart,
         -- coalesce: a writer that leaves the hash out once did not change anything
         coalesce(config_hash <> last_value(config_hash ignore nulls) over before, false) as is_change
-    from st_steps
+    from split
     window engine as (partition by engine_id, epoch order by start_ns, step_index),
            before as (partition by engine_id, epoch order by start_ns, step_index
                       rows between unbounded preceding and 1 preceding)
@@ -29,9 +44,9 @@ select s.engine_id, s.epoch, min(s.config_hash) as config_hash,
 from st_sequences s
 where s.engine_id is not null
   and not exists (
-      select 1 from l_marked m
-      where m.engine_id = s.engine_id
-        and (m.epoch = s.epoch or m.epoch is null or s.epoch is null))
+      select 1 from l_runs r
+      where r.engine_id = s.engine_id
+        and (r.epoch = s.epoch or r.epoch is null or s.epoch is null))
 group by s.engine_id, s.epoch;
 
 create or replace temp table l_epochs as
@@ -42,6 +57,8 @@ with all_ as (
         max(s.n_dropped) as n_dropped, max(s.n_skipped) as n_skipped
     from l_marked m join st_steps s on s.rowid = m.step_row
     group by all
+    union all by name
+    select * exclude (is_split), 0 as restart, 0 as part from l_runs where not is_split
     union all by name
     select engine_id, epoch, 0 as restart, 0 as part, config_hash, start_ns, end_ns from l_silent
 )
@@ -66,20 +83,27 @@ from l_epochs e left join l_resources r using (epoch_key);
 
 -- --- steps ---------------------------------------------------------------------------------------
 
-create or replace temp table l_steps as  -- one row a step: no heartbeats, no second copies
-select e.epoch_key, e.lineage, s.*
-from l_marked m
-join st_steps s on s.rowid = m.step_row
-join l_epochs e
+update st_steps s set epoch_key = e.epoch_key, lineage = e.lineage
+from l_epochs e join l_runs r
+  on not r.is_split and r.engine_id = e.engine_id and r.epoch is not distinct from e.epoch
+where s.engine_id = r.engine_id and s.epoch is not distinct from r.epoch;
+
+update st_steps s set epoch_key = e.epoch_key, lineage = e.lineage
+from l_marked m join l_epochs e
   on e.engine_id = m.engine_id and e.epoch is not distinct from m.epoch
  and e.restart = m.restart and e.part = m.part
-where not (s.end_ns = s.start_ns and coalesce(s.decode_count, 0) = 0
-           and coalesce(len(s.prefill_requests), 0) = 0);
+where s.rowid = m.step_row;
+
+delete from st_steps  -- heartbeats
+where end_ns = start_ns and coalesce(decode_count, 0) = 0 and coalesce(len(prefill_requests), 0) = 0;
 
 create or replace temp table l_second as
-select rowid as step_row from l_steps
+with twice as (
+    select lineage, step_index from st_steps group by lineage, step_index having count(*) > 1
+)
+select s.rowid as step_row from st_steps s join twice using (lineage, step_index)
 qualify row_number() over (
-    partition by lineage, step_index order by end_ns - start_ns desc, start_ns, rowid
+    partition by lineage, step_index order by end_ns - start_ns desc, start_ns, s.rowid
 ) > 1;
 
 insert into st_notes
@@ -87,27 +111,30 @@ select 'duplicate_steps', 'contract', count(*),
     count(*) || ' step records repeat an engine, epoch and index; one of each is kept'
 from l_second having count(*) > 0;
 
-delete from l_steps where rowid in (select step_row from l_second);
+delete from st_steps where rowid in (select step_row from l_second);
+
+create or replace temp view l_steps as from st_steps;
+
+-- Few columns to sort, for lists are dear to carry along.
+create or replace temp table l_before as
+select rowid as step_row, step_index,
+    -- The running maximum, so that cadences sum to busy time even if an end is late.
+    max(end_ns) over (earlier rows between unbounded preceding and 1 preceding) as end_before,
+    lag(step_index) over earlier as index_before
+from st_steps
+window earlier as (partition by epoch_key order by step_index);
 
 insert into steps by name
-with previous as (
-    select *,
-        -- The running maximum, so that cadences sum to busy time even if an end is late.
-        max(end_ns) over (earlier rows between unbounded preceding and 1 preceding) as end_before,
-        lag(step_index) over earlier as index_before
-    from l_steps
-    window earlier as (partition by epoch_key order by step_index)
-)
 select
-    epoch_key, step_index, start_ns, end_ns,
+    s.epoch_key, s.step_index, start_ns, end_ns,
     greatest(end_ns - greatest(start_ns, coalesce(end_before, start_ns)), 0) / 1e6 as cadence_ms,
-    case when index_before = step_index - 1
+    case when index_before = s.step_index - 1
         then greatest(start_ns - end_before, 0) / 1e6 end as idle_ms,
     coalesce(list_sum(prefill_tokens), 0) as n_prefill_tokens,
     coalesce(len(prefill_requests), 0) as n_chunks,
-    coalesce(list_sum(list_transform(
+    case when prefill_tokens is null then 0 else coalesce(list_sum(list_transform(
         list_zip(prefill_tokens, coalesce(prefill_context, [])),
-        lambda chunk: chunk[1] * (coalesce(chunk[2], 0) + chunk[1] / 2))), 0) as attention_work,
+        lambda chunk: chunk[1] * (coalesce(chunk[2], 0) + chunk[1] / 2))), 0) end as attention_work,
     coalesce(decode_count, 0) as n_decode,
     coalesce(list_sum(new_tokens), decode_count, 0) as n_new_tokens,
     n_context_tokens, n_running, n_waiting, n_waiting_tokens,
@@ -115,8 +142,8 @@ select
     kv_usage as kv_usage_frac, kv_reserved as kv_reserved_frac,
     coalesce(len(preempted), 0) as n_preempted, admit_bound, graph, n_drafted, n_accepted,
     device_ns / 1e6 as device_ms,
-    coalesce(index_before <> step_index - 1, false) as is_after_hole
-from previous;
+    coalesce(index_before <> s.step_index - 1, false) as is_after_hole
+from st_steps s join l_before b on b.step_row = s.rowid;
 
 -- --- sequences find their lineage -------------------------------------------------------------------
 --

@@ -22,7 +22,7 @@ from (
 join m_request_keys k using (gid);
 
 create or replace temp table t_told as
-select row_number() over () as id, *
+select *
 from (
     select
         x.request_key, s.seq_key, p.kind, p.detail,
@@ -47,20 +47,55 @@ from (
 )
 where start_ns <= end_ns;
 
+-- Most requests' phases stand one after the other, and tile with the gaps between them. One
+-- pass over few columns finds those gaps, and the requests where phases overlap.
+create or replace temp table t_after as
+select rowid as told_row, request_key, start_ns, end_ns,
+    max(end_ns) over (
+        partition by request_key order by start_ns, end_ns
+        rows between unbounded preceding and 1 preceding) as reach_ns
+from t_told where end_ns > start_ns;
+
+create or replace temp table t_crowded as
+select distinct request_key from t_after where start_ns < reach_ns;
+
+insert into phases by name
+select request_key, seq_key, kind, detail, start_ns, end_ns, n_tokens, is_recompute, clock, origin
+from t_told t
+where t.end_ns > t.start_ns and t.request_key not in (from t_crowded)
+union all by name
+select a.request_key, 'uncovered' as kind, coalesce(a.reach_ns, x.t0) as start_ns,
+    a.start_ns as end_ns, 'derived' as origin
+from t_after a join t_extent x using (request_key)
+where a.start_ns > coalesce(a.reach_ns, x.t0) and a.request_key not in (from t_crowded)
+union all by name
+select x.request_key, 'uncovered' as kind, coalesce(l.last_ns, x.t0) as start_ns, x.t1 as end_ns,
+    'derived' as origin
+from t_extent x left join (
+    select request_key, max(end_ns) as last_ns from t_after group by request_key
+) l using (request_key)
+where x.t1 > coalesce(l.last_ns, x.t0) and x.request_key not in (from t_crowded)
+union all by name
+-- Without time of its own, a phase wins nothing: it stays as a point.
+select request_key, seq_key, kind, detail, start_ns, end_ns, n_tokens, is_recompute, clock, origin
+from t_told where end_ns = start_ns and prio > 0;
+
 create or replace temp table t_ranked as
 select *, row_number() over (
-    partition by request_key order by prio, told_start_ns, end_ns desc, id) as rank
-from t_told;
+    partition by request_key
+    order by prio, told_start_ns, end_ns desc, seq_key nulls first, kind, detail nulls first
+) as rank
+from t_told where end_ns > start_ns and request_key in (from t_crowded);
 
 create or replace temp table t_cells as
 with borders as (
-    select request_key, start_ns as at_ns from t_told
+    select request_key, start_ns as at_ns from t_ranked
     union
-    select request_key, end_ns from t_told
+    select request_key, end_ns from t_ranked
     union
-    select request_key, t0 from t_extent
+    select request_key, t0 from t_extent where request_key in (from t_crowded)
     union
-    select request_key, t1 from t_extent
+    select request_key, t1 from t_extent where request_key in (from t_crowded)
 ),
 cells as (
     select request_key, at_ns as start_ns,
