@@ -53,7 +53,7 @@ class RequestInFlight:
     def __init__(self, request: FrontRequest) -> None:
         self.request = request
         self._told: dict[str, Value] = {}
-        self._ready_ns = 0
+        self._ready_ns: int | None = None
         self._first_ns: int | None = None
         self._last_ns: int | None = None
         self._delivery_ns = 0
@@ -96,7 +96,7 @@ class RequestInFlight:
 
         Without it a part's wait begins when the application sends it.
         """
-        if not self._ready_ns:
+        if self._ready_ns is None:
             self._ready_ns = time.monotonic_ns() if at_ns is None else at_ns
 
     # --- for the middleware -------------------------------------------------------------------
@@ -110,7 +110,8 @@ class RequestInFlight:
 
     def flushed(self, body: bytes, start_ns: int, end_ns: int) -> None:
         """A part of the answer was taken by the socket."""
-        ready_ns, self._ready_ns = self._ready_ns or start_ns, 0
+        ready_ns = start_ns if self._ready_ns is None else self._ready_ns
+        self._ready_ns = None
         wait_ns = max(0, end_ns - ready_ns)
         self._delivery_ns += wait_ns
         self._delivery_max_ns = max(self._delivery_max_ns, wait_ns)
