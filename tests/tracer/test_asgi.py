@@ -245,7 +245,7 @@ def test_the_edge_s_stamp_makes_the_way_in(monkeypatch: pytest.MonkeyPatch) -> N
         row for row in named(bench.settle(), names.SPAN_NETWORK)
         if row.attributes[names.DIRECTION] == "in"
     ]  # fmt: skip
-    assert way.end_ns - way.start_ns == 250_000_000
+    assert way.end_ns - way.start_ns == 250_005_000
     assert way.attributes[names.CLOCK] == "remote"
 
 
