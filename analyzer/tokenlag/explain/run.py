@@ -9,7 +9,7 @@ from importlib import resources
 
 import numpy as np
 
-from tokenlag.explain import arrivals, changepoint, compare, costs, edges, residuals
+from tokenlag.explain import arrivals, changepoint, compare, costs, edges, residuals, roofline
 from tokenlag.explain.arrays import Columns
 from tokenlag.explain.behind_spans import write_behind
 from tokenlag.explain.engine import explain_epoch
@@ -131,6 +131,7 @@ def explain(
         store.execute(query(name))
     edges.write_edges(store)
     residuals.write_residuals(store)
+    roofline.write_roofline(store)
     _mark_arrivals(store, windows)
     compare.write_changes(store)
     _write_objectives(store, objectives)

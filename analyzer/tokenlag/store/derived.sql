@@ -367,6 +367,26 @@ create table tenant_load (
     ttft_ms        double              -- mean
 );
 
+-- Steps against what the device allows. Shares above 1 say that the figures are wrong.
+create table roofline (
+    epoch_key            integer not null,
+    engine_id            varchar not null,
+    device               varchar,
+    basis                varchar not null, -- where the device's figures are from
+    weight_ms            double,   -- reading the weights once
+    knee_tokens          double,   -- tokens in a step from which on arithmetic takes longer than the weights' bytes
+    decode_ms            double,   -- median decode-only step
+    bytes_ms             double,   -- the least its bytes (weights and KV) take
+    memory_frac          double,   -- share of the memory bound that decode reaches
+    batch                double,   -- mean decoding streams of such a step
+    fp8_ms               double,   -- such a step with weights of half the bytes, at the same share
+    batch32_ms           double,   -- time a token at 32 streams, at the same share: one read, 32 tokens
+    compute_frac         double,   -- share of decode-only steps that its arithmetic needs
+    prefill_flops_frac   double,   -- share of the device's FLOP/s that steps with large chunks reach
+    prefill_tokens_per_s double,
+    n_large              bigint    -- steps with chunks of twice the knee and more
+);
+
 -- A number of tokens as a class: `256 to 1023`.
 create macro tokens_class(n) as
     case when n is null then null when n < 4 then 'under 4'
