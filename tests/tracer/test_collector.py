@@ -445,6 +445,22 @@ def test_the_ring_is_bounded_in_memory_and_dumped_on_demand() -> None:
     assert bench.collector.dump(bench.now_ns) == 0
 
 
+def test_what_the_ring_gives_up_waits_for_room() -> None:
+    bench = Bench(ring_s=3600.0)
+    bench.out.n_most = 1000
+    engine = bench.engine()
+    for number in range(5000):
+        engine.record_step(number * MS, number * MS + MS // 2, decode=[number % 7])
+    assert bench.collector.dump(bench.now_ns) == 5000
+    taken: list[Row] = []
+    while bench.collector.is_dumping or bench.out.rows:
+        assert len(bench.out.rows) <= 1000
+        taken += bench.out.rows
+        del bench.out.rows[:]
+        bench.settle(0.1)
+    assert [row.attributes[names.STEP_INDEX] for row in taken] == list(range(5000))
+
+
 def test_device_times_come_late() -> None:
     bench = Bench()
     engine = bench.engine(device_lag=2)
@@ -464,6 +480,14 @@ def test_a_stepped_wall_clock_and_one_of_another_namespace() -> None:
     engine = bench.engine()
     engine.record_step(0, MS)
     assert bench.out.rows[-1].start_ns == WALL_NS
+    clock = bench.collector._clock
+    before_ns = clock.offset_ns
+    assert not clock.follow_steps()
+    clock.wall_ns = lambda: bench.now_ns + WALL_NS + 3_000 * MS
+    assert clock.follow_steps()
+    bench.collector.clock_stepped(before_ns, [])
+    engine.record_step(MS, 2 * MS)
+    assert bench.out.rows[-1].start_ns == WALL_NS + 3_001 * MS
     connection = bench.collector.connected()
     hello = json.loads(engine._hello()[1:]) | {
         "engine_id": "other", "monotonic_ns": 5_000 * MS, "wall_ns": WALL_NS + 1_000 * MS,

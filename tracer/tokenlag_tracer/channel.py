@@ -11,6 +11,7 @@ import errno
 import os
 import socket
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -84,13 +85,26 @@ def connect(address: str, timeout_s: float = 0.0) -> socket.socket:
 
 
 class _StreamSender:
-    """Frames records on a byte stream; what did not fit goes first next time."""
+    """Frames records on a byte stream; what did not fit goes first next time.
+
+    Packets keep the records of several threads apart by themselves; frames must not be mixed,
+    so of two threads that come at once one is turned away, without waiting.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._rest = b""
+        self._lock = threading.Lock()
 
     def send(self, data: Bytes) -> int:
+        if not self._lock.acquire(blocking=False):
+            raise BlockingIOError(errno.EAGAIN, "another thread is sending")
+        try:
+            return self._send(data)
+        finally:
+            self._lock.release()
+
+    def _send(self, data: Bytes) -> int:
         if self._rest:
             n_sent = self._connection.send(self._rest)
             self._rest = self._rest[n_sent:]

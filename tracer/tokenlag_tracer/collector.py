@@ -12,7 +12,7 @@ from tokenlag_tracer.clock import STEP_NS, Clock
 from tokenlag_tracer.config import Config
 from tokenlag_tracer.fronts import client_row
 from tokenlag_tracer.inflight import RequestTable
-from tokenlag_tracer.ring import Ring
+from tokenlag_tracer.ring import BATCH_SPANS, Ring
 from tokenlag_tracer.sampling import Sampler
 from tokenlag_tracer.sequences import Sequence
 from tokenlag_tracer.spans import Attributes, Row, attributes_of
@@ -22,8 +22,8 @@ MAX_ENGINES: Final = 256
 MAX_SEQUENCES: Final = 32_768
 # After a stall or a dump, what follows is exported too: how it ended is part of the story.
 AFTER_STALL_NS: Final = 10_000_000_000
-STALL_FACTOR: Final = 10.0
 RING_FULL_EVERY: Final = 64
+RING_ROOM: Final = 2 * BATCH_SPANS  # what the ring gives up leaves room for what is new
 
 
 class Out(Protocol):
@@ -148,6 +148,8 @@ class Collector:
         resource = {**known, **self._own_resource}
         if names.SERVICE_NAME not in resource:
             resource[names.SERVICE_NAME] = known.get(names.ENGINE_NAME, "unknown_service")
+        # The front end is of the same service, which it does not know the name of.
+        self._resources[0].setdefault(names.SERVICE_NAME, resource[names.SERVICE_NAME])
         resource.setdefault(names.SERVICE_INSTANCE_ID, engine_id)
         if len(self._engines) >= MAX_ENGINES:
             oldest = next(iter(self._engines))
@@ -225,6 +227,7 @@ class Collector:
             if (engine := self._by_resource.get(resource)) is not None:
                 engine.lost(n_lost)
         if self._ring is not None:
+            self._pour()
             self._skip(self._ring.expire(now_ns))
 
     def disconnected(self, connection: Connection, now_ns: int) -> None:
@@ -240,18 +243,39 @@ class Collector:
         """Exports what the ring holds, and what follows in the next seconds.
 
         Returns:
-            How many spans went out.
+            How many spans go out.
         """
         if self._ring is None:
             return 0
         self._open_until_ns = now_ns + AFTER_STALL_NS
-        n_out = 0
-        for rows in self._ring.take(now_ns):
-            if self._out.put(rows):
-                n_out += len(rows)
-            else:
-                self._lose(rows)
-        return n_out
+        n_spans = self._ring.release(now_ns)
+        self._pour()
+        return n_spans
+
+    @property
+    def is_dumping(self) -> bool:
+        """Whether some of the ring's spans still wait for room on their way out."""
+        return self._ring is not None and self._ring.is_leaving
+
+    def _pour(self) -> None:
+        """Hands on what the ring gave up, as far as there is room: minutes are many spans."""
+        while self._ring is not None and self._ring.is_leaving and self._out.has_room(RING_ROOM):
+            self._out.put(self._ring.take())
+
+    def clock_stepped(self, before_ns: int, connections: Iterable[Connection]) -> None:
+        """Moves everybody who went by the pod's clock to its new offset.
+
+        Args:
+            before_ns: the offset that it had.
+            connections: all that there are.
+        """
+        after_ns = self._clock.offset_ns
+        for connection in connections:
+            if connection.offset_ns == before_ns:
+                connection.offset_ns = after_ns
+        for engine in self._engines.values():
+            if engine.offset_ns == before_ns:
+                engine.offset_ns = after_ns
 
     # --- out ------------------------------------------------------------------------------------
 

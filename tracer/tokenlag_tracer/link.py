@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import fcntl
+import json
 import os
 import socket
 import subprocess
@@ -35,6 +36,19 @@ PERIOD_BROKEN_S: Final = 0.1
 BACK_OFF_S: Final = (0.2, 60.0)
 STEADY_S: Final = 60.0
 ORPHANED_S: Final = 2.0
+
+# The writer is a plain Python: `-I` keeps PYTHONPATH's `sitecustomize` out, by which both this
+# package and `opentelemetry-instrument` would instrument the writer itself. Modules are found
+# where this process finds them, after the standard library; this package where it is now.
+_BOOT: Final = """
+import json, sys
+package, *others = json.loads(sys.argv.pop(1))
+at = next((n for n, path in enumerate(sys.path) if "site-packages" in path), len(sys.path))
+sys.path.insert(at, package)
+sys.path += [path for path in others if path not in sys.path]
+from tokenlag_tracer.writer import run_and_leave
+run_and_leave()
+"""
 
 
 class Sender(Protocol):
@@ -97,19 +111,16 @@ class WriterProcess:
 
     def _start(self) -> subprocess.Popen[bytes]:
         environment = dict(os.environ)
-        package = str(Path(__file__).resolve().parent.parent)
-        python_path = environment.get("PYTHONPATH", "")
-        environment["PYTHONPATH"] = (
-            f"{package}{os.pathsep}{python_path}" if python_path else package
-        )
         environment[configs.IS_WRITER] = "1"
         environment[configs.SOCKET] = self.address
         # Threads of numeric libraries and devices are nothing a writer needs.
         environment.update(CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")
         python = environment.get(configs.PYTHON) or sys.executable or "python3"
         descriptor = self._listening.fileno()
+        package = str(Path(__file__).resolve().parent.parent)
+        paths = json.dumps([package, *(path for path in sys.path if path)])
         return subprocess.Popen(
-            [python, "-m", "tokenlag_tracer.writer", "--listen-fd", str(descriptor)],
+            [python, "-I", "-c", _BOOT, paths, "--listen-fd", str(descriptor)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import zlib
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from tokenlag_tracer import conventions as names
@@ -21,6 +21,7 @@ BATCH_SPANS: Final = 256
 class _Batch(NamedTuple):
     last_ns: int  # monotonic, when it was put in
     n_steps: dict[int, int]
+    n_spans: int
     data: bytes
 
 
@@ -36,6 +37,7 @@ class Ring:
         self._keep_ns = int(keep_s * 1e9)
         self._max_bytes = max_bytes
         self._batches: deque[_Batch] = deque()
+        self._leaving: deque[_Batch] = deque()
         self._fresh: list[Row] = []
         self.n_bytes = 0
 
@@ -58,19 +60,32 @@ class Ring:
             gone.update(batch.n_steps)
         return dict(gone)
 
-    def take(self, now_ns: int) -> Iterator[list[Row]]:
-        """Yields all that is kept, oldest first, and forgets it."""
+    def release(self, now_ns: int) -> int:
+        """Has all that is kept go out by `take`; returns how many spans that are."""
         self._pack(now_ns)
-        while self._batches:
-            batch = self._batches.popleft()
-            self.n_bytes -= len(batch.data)
-            yield [Row(*values) for values in pickle.loads(zlib.decompress(batch.data))]
+        n_spans = sum(batch.n_spans for batch in self._batches)
+        self._leaving += self._batches
+        self._batches.clear()
+        return n_spans
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether there is something to `take`."""
+        return bool(self._leaving)
+
+    def take(self) -> list[Row]:
+        """Returns the oldest of what goes out, at most `BATCH_SPANS`; empty if there is none."""
+        if not self._leaving:
+            return []
+        batch = self._leaving.popleft()
+        self.n_bytes -= len(batch.data)
+        return [Row(*values) for values in pickle.loads(zlib.decompress(batch.data))]
 
     def _pack(self, now_ns: int) -> None:
-        if not self._fresh:
-            return
         rows, self._fresh = self._fresh, []
-        n_steps = Counter(row.resource for row in rows if row.name == names.SPAN_ENGINE_STEP)
-        data = zlib.compress(pickle.dumps([tuple(row) for row in rows], protocol=5), 1)
-        self._batches.append(_Batch(now_ns, dict(n_steps), data))
-        self.n_bytes += len(data)
+        for at in range(0, len(rows), BATCH_SPANS):
+            part = rows[at : at + BATCH_SPANS]
+            n_steps = Counter(row.resource for row in part if row.name == names.SPAN_ENGINE_STEP)
+            data = zlib.compress(pickle.dumps([tuple(row) for row in part], protocol=5), 1)
+            self._batches.append(_Batch(now_ns, dict(n_steps), len(part), data))
+            self.n_bytes += len(data)

@@ -1,6 +1,6 @@
 """The pod's one writer: takes records from every process and exports spans.
 
-Run as `python -m tokenlag_tracer.writer --listen-fd N` by `link`. It ignores SIGTERM and
+Started by `link`, which hands it the listening socket. It ignores SIGTERM and
 SIGINT, so that what the server still says while it shuts down is recorded, and leaves when
 all senders are gone. SIGUSR1 exports the ring.
 
@@ -127,7 +127,9 @@ class Writer:
             self._collector.dump(now_ns)
         if now_s >= self._next_follow_s:
             self._next_follow_s = now_s + FOLLOW_CLOCK_S
-            self._clock.follow_steps()
+            before_ns = self._clock.offset_ns
+            if self._clock.follow_steps():
+                self._collector.clock_stepped(before_ns, [peer.state for peer in self._peers])
 
     def _accept(self) -> int:
         n_new = 0
@@ -200,7 +202,7 @@ class Writer:
             return
         if ask == wire.ASK_DUMP:
             answer["spans"] = self._collector.dump(now_ns)
-            answer["is_out"] = self._queue.flush(5.0)
+            answer["is_out"] = self._push_out(5.0)
         elif ask == wire.ASK_FLUSH:
             answer["is_out"] = self._queue.flush(5.0)
         elif ask == wire.ASK_STATUS:
@@ -218,6 +220,15 @@ class Writer:
         for peer in self._leavers:
             self._reply(peer, {"senders": len(self._peers) - len(self._leavers)})
         self._leavers.clear()
+
+    def _push_out(self, timeout_s: float) -> bool:
+        """Exports what the ring gave up; returns whether all of it went out in time."""
+        deadline_s = time.monotonic() + timeout_s
+        while time.monotonic() < deadline_s:
+            self._collector.tick(time.monotonic_ns())
+            if self._queue.flush(0.1) and not self._collector.is_dumping:
+                return True
+        return False
 
     def _status(self) -> dict[str, object]:
         usage = os.times()
@@ -311,7 +322,13 @@ def _remove_socket(address: str) -> None:
             path.parent.rmdir()
 
 
+def run_and_leave() -> None:
+    """Runs the writer and ends the process at once.
+
+    An exporter that hangs in its thread must not keep a finished writer alive.
+    """
+    os._exit(main())
+
+
 if __name__ == "__main__":
-    status = main()
-    # An exporter that hangs in its thread must not keep a finished writer alive.
-    os._exit(status)
+    run_and_leave()
