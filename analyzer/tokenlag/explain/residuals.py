@@ -17,6 +17,8 @@ Bools = npt.NDArray[np.bool_]
 
 N_BLOCKS = 20
 MIN_TAX_STEPS = 30
+MIN_AT_SIZE = 5
+SURE_Z = 5.0
 
 
 def write_residuals(store: Store) -> None:
@@ -26,8 +28,8 @@ def write_residuals(store: Store) -> None:
         return
     _write_shifts(store, rows)
     _write_stoppages(store, rows)
-    _write_ceilings(store, rows)
-    _write_tax(store, rows)
+    taxed = _write_tax(store, rows)
+    _write_ceilings(store, rows, taxed)
 
 
 def _observed(rows: Columns, chosen: Bools) -> shift.Observed:
@@ -105,6 +107,7 @@ def _write_stoppages(store: Store, rows: Columns) -> None:
                     "end_ns": rows.ints("end_ns")[hit],
                     "excess_ms": excess[hit],
                     "n_streams": rows.ints("n_streams")[hit],
+                    "n_victims": rows.ints("n_victims")[hit],
                     "n_prefill_tokens": prefill[hit],
                     "shape": np.array([_shape(c) for c in classes[hit].tolist()], dtype=object),
                     "is_first_of_shape": first[hit],
@@ -139,18 +142,21 @@ def _write_rhythm(
             "size_cv": [found.size_cv],
             "duty_frac": [found.duty_frac],
             "first_shape_frac": [float(first[hit].mean())],
-            "held_ms": [float((excess * rows.floats("n_streams")[hit]).sum())],
+            "held_ms": [float((excess * rows.floats("n_victims")[hit]).sum())],
             "steps_frac": [len(hit) / n_steps],
         },
     )
 
 
-def _write_ceilings(store: Store, rows: Columns) -> None:
+def _write_ceilings(store: Store, rows: Columns, taxed: Bools) -> None:
     window, engine = rows.objects("window_name"), rows.objects("engine_id")
     prefill = rows.ints("n_prefill_tokens")
     for name in sorted(set(engine[window == "current"].tolist())):
         own = (window == "current") & (engine == name)
-        pure = own & (prefill == 0)
+        # Large batches hold a request that makes steps dearer more often.
+        pure = own & (prefill == 0) & ~taxed
+        if not pure.any():
+            continue
         n_decode = rows.ints("n_decode")
         found = stoppage.find_ceiling(
             rows.floats("wall_ms")[pure], n_decode[pure], rows.floats("n_context_tokens")[pure]
@@ -168,26 +174,32 @@ def _write_ceilings(store: Store, rows: Columns) -> None:
                 "n_below": [found.n_below],
                 "n_above": [found.n_above],
                 "sharpness": [found.sharpness],
-                "held_ms": [found.jump_ms * float(rows.floats("n_streams")[above].sum())],
+                "held_ms": [found.jump_ms * float(rows.floats("n_victims")[above].sum())],
             },
         )
 
 
-def _write_tax(store: Store, rows: Columns) -> None:
+def _write_tax(store: Store, rows: Columns) -> Bools:
+    """Fills `step_tax`; returns which steps hold a request of a feature that surely costs."""
+    taxed = np.zeros(rows.n_rows, dtype=bool)
     runs = Columns(store, query("feature_runs"))
     if runs.n_rows == 0:
-        return
+        return taxed
     current = rows.objects("window_name") == "current"
-    streams = rows.floats("n_streams")
+    victims = rows.floats("n_victims")
+    level = rows.ints("n_decode")
     for feature in sorted(set(runs.objects("feature").tolist())):
         marked = _marked(rows, runs, runs.objects("feature") == feature)
         usual = _usual_without(rows, current, marked)
         residual = rows.floats("wall_ms") - usual
+        residual = residual - _usual_at(level, residual, current & ~marked)
         known = current & np.isfinite(residual)
         with_it, without = known & marked, known & ~marked
         if with_it.sum() < MIN_TAX_STEPS or without.sum() < MIN_TAX_STEPS:
             continue
         extra, error = _difference(residual[with_it], residual[without])
+        if extra >= SURE_Z * error:
+            taxed |= marked
         store.insert(
             "step_tax",
             {
@@ -197,9 +209,24 @@ def _write_tax(store: Store, rows: Columns) -> None:
                 "extra_ms": [extra],
                 "usual_ms": [float(np.median(usual[without]))],
                 "z": [extra / max(error, 1e-9)],
-                "held_ms": [extra * float(streams[with_it].sum())],
+                "held_ms": [extra * float(victims[with_it].sum())],
             },
         )
+    return taxed
+
+
+def _usual_at(level: Ints, residual: Floats, plain: Bools) -> Floats:
+    """The median residual of plain steps of the same batch size; NaN where there are too few.
+
+    Large batches hold such a request more often: what the batch size does must not count.
+    """
+    out = np.full(len(level), np.nan)
+    known = plain & np.isfinite(residual)
+    for size in np.unique(level[known]).tolist():
+        own = known & (level == size)
+        if own.sum() >= MIN_AT_SIZE:
+            out[level == size] = np.median(residual[own])
+    return out
 
 
 def _usual_without(rows: Columns, current: Bools, marked: Bools) -> Floats:

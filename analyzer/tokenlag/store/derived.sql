@@ -278,6 +278,7 @@ create table stoppages (
     end_ns         bigint not null,
     excess_ms      double not null,   -- above what the batch explains
     n_streams      bigint not null,
+    n_victims      bigint not null,   -- those streams and the requests that waited to be scheduled
     n_prefill_tokens bigint not null,
     shape          varchar not null,  -- its shape class: the next power of two of its prompt tokens, or of its streams
     is_first_of_shape boolean not null, -- no earlier step of this engine's run had this shape
@@ -295,7 +296,7 @@ create table pauses (
     size_cv     double,
     duty_frac   double,            -- share of the time from first to last that they take
     first_shape_frac double,       -- share that were the first of their shape
-    held_ms     double,            -- Σ excess × streams
+    held_ms     double,            -- Σ excess × streams and waiting requests
     steps_frac  double             -- share of the window's steps
 );
 
@@ -308,7 +309,7 @@ create table ceilings (
     n_below    bigint not null,
     n_above    bigint not null,
     sharpness  double not null,    -- part of the jump that lies within the neighbouring sizes
-    held_ms    double not null     -- jump × streams, over the window's steps above
+    held_ms    double not null     -- jump × streams and waiting requests, over the window's steps above
 );
 
 -- What requests with a feature add to each step they are in.
@@ -319,7 +320,7 @@ create table step_tax (
     extra_ms   double not null,    -- difference of the median residuals
     usual_ms   double not null,    -- median step without
     z          double not null,    -- extra ÷ its standard error over blocks of time
-    held_ms    double not null     -- extra × streams, over the window's steps with
+    held_ms    double not null     -- extra × streams and waiting requests, over the window's steps with
 );
 
 -- The two ends of the network: what the client saw against what the server did. `late_*` are
