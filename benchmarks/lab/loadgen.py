@@ -98,7 +98,7 @@ def read_mix(text: str) -> list[Stream]:
     return streams
 
 
-def plan(streams: Sequence[Stream], seconds: float, seed: int) -> list[Planned]:
+def plan(streams: Sequence[Stream], seconds: float, seed: int, name: str = "r") -> list[Planned]:
     """Returns moment, stream, empty record and prompt of each request, in order of time."""
     draw = random.Random(seed)
     shared = [draw.randrange(*VOCABULARY) for _ in range(MAX_PREFIX)]
@@ -118,7 +118,14 @@ def plan(streams: Sequence[Stream], seconds: float, seed: int) -> list[Planned]:
         prompt = shared[: stream.prefix] + [draw.randrange(*VOCABULARY) for _ in range(own)]
         traceparent = f"00-{draw.getrandbits(128):032x}-{draw.getrandbits(64):016x}-01"
         record = Record(
-            index, f"r{index}", stream.tenant, len(prompt), n_output, stream.n, at_s, traceparent
+            index,
+            f"{name}{index}",
+            stream.tenant,
+            len(prompt),
+            n_output,
+            stream.n,
+            at_s,
+            traceparent,
         )
         planned.append((at_s, stream, record, prompt))
     return planned
@@ -132,7 +139,7 @@ async def _exchange(
         {
             "model": model, "prompt": prompt, "max_tokens": record.n_output,
             "min_tokens": record.n_output, "ignore_eos": True, "stream": True,
-            "temperature": 0, "n": record.n,
+            "n": record.n, "temperature": 0 if record.n == 1 else 1,
         }
     ).encode()  # fmt: skip
     head = (
@@ -187,6 +194,7 @@ async def run_load(
     seconds: float,
     seed: int,
     model: str = "tiny",
+    name: str = "r",
     out: TextIO | None = None,
 ) -> list[Record]:
     """Plays a mix against a server and returns what its clients saw.
@@ -197,6 +205,7 @@ async def run_load(
         seconds: no request is planned later.
         seed: draws the plan.
         model: name of the model.
+        name: requests are called this and their number.
         out: records are written here, one JSON line each.
 
     Raises:
@@ -207,7 +216,7 @@ async def run_load(
         raise ValueError(f"{url}: the lab loads servers of this machine only")
     base = parts.hostname, parts.port or 80
     start = time.time() + 0.5
-    tasks = [_one(base, model, start, planned) for planned in plan(streams, seconds, seed)]
+    tasks = [_one(base, model, start, planned) for planned in plan(streams, seconds, seed, name)]
     records = await asyncio.gather(*tasks)
     if out is not None:
         for record in records:

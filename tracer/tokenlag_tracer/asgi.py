@@ -43,15 +43,17 @@ class RequestInFlight:
 
     Attributes:
         request: its front recorder's handle.
+        arrived_ns: when it was received, monotonic.
     """
 
     __slots__ = (
         "_delivery_max_ns", "_delivery_ns", "_first_ns", "_is_complete", "_is_done", "_is_sse",
-        "_last_ns", "_ready_ns", "_splitter", "_status", "_told", "request",
+        "_last_ns", "_ready_ns", "_splitter", "_status", "_told", "arrived_ns", "request",
     )  # fmt: skip
 
-    def __init__(self, request: FrontRequest) -> None:
+    def __init__(self, request: FrontRequest, arrived_ns: int = 0) -> None:
         self.request = request
+        self.arrived_ns = arrived_ns
         self._told: dict[str, Value] = {}
         self._ready_ns: int | None = None
         self._first_ns: int | None = None
@@ -257,7 +259,7 @@ class TraceMiddleware:
             headers: Headers = {}
             for key, value in scope["headers"]:
                 headers.setdefault(bytes(key).lower(), bytes(value))
-            flight = RequestInFlight(self._arrived(headers, operation, now_ns))
+            flight = RequestInFlight(self._arrived(headers, operation, now_ns), now_ns)
             if self._propagates:
                 self._hand_on(scope, flight)
             state = scope.setdefault("state", {})

@@ -11,6 +11,10 @@ from functools import cache
 import pytest
 
 
+# Read now: each test of the tracer begins with a clean environment.
+_GIVEN = {name: value for name, value in os.environ.items() if name.endswith("_PYTHON")}
+
+
 @cache
 def _has(python: str, *modules: str) -> bool:
     code = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
@@ -24,7 +28,7 @@ def python_with(variable: str, *modules: str) -> str:
         variable: an environment variable that names one, if it is not this one.
         modules: that it must have.
     """
-    given = os.environ.get(variable, "")
+    given = _GIVEN.get(variable, "")
     if given:
         if not _has(given, *modules):
             pytest.skip(f"{variable}={given} lacks one of {', '.join(modules)}")

@@ -127,6 +127,12 @@ def _change_core(module: ModuleType) -> None:
     _patches.replace(module.EngineCore, "preprocess_add_request", vllm_front.stamp_arrival)
 
 
+def _change_processes(module: ModuleType) -> None:
+    from tokenlag_tracer.engines import vllm_front
+
+    _patches.replace(module.CoreEngineProcManager, "__init__", vllm_front.start_writer)
+
+
 def _change_outputs(module: ModuleType) -> None:
     from tokenlag_tracer.engines import vllm_front
 
@@ -151,6 +157,7 @@ def _change_app(module: ModuleType) -> None:
 _CHANGES: Final[tuple[tuple[str, Callable[[ModuleType], None]], ...]] = (
     ("vllm.config.scheduler", _change_scheduler_config),
     ("vllm.v1.engine.core", _change_core),
+    ("vllm.v1.engine.utils", _change_processes),
     ("vllm.v1.engine.output_processor", _change_outputs),
     ("vllm.renderers.base", _change_renderer),
     ("vllm.entrypoints.launchers.app", _change_app),

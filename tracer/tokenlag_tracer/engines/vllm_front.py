@@ -16,7 +16,10 @@ from typing import Any
 from tokenlag_tracer import asgi
 from tokenlag_tracer.engines.patching import describe, warn_once
 
-_rendering_since: ContextVar[int] = ContextVar("tokenlag_rendering_since", default=0)
+# Of the request that this task serves: when its rendering began and whether by a chat template,
+# and when its tokens were there.
+_rendering: ContextVar[tuple[int, bool]] = ContextVar("tokenlag_rendering", default=(0, False))
+_rendered_ns: ContextVar[int] = ContextVar("tokenlag_rendered", default=0)
 
 
 def _quietly(tell: Callable[[], None]) -> None:
@@ -52,14 +55,24 @@ def join_request(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def add_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         def tell() -> None:
-            front = asgi.current_request()
-            if front is None:
+            flight = asgi.current_request()
+            if flight is None:
                 return
             if not request.trace_headers:
-                request.trace_headers = {"traceparent": front.traceparent}
+                request.trace_headers = {"traceparent": flight.traceparent}
             request_id = getattr(request, "external_req_id", None) or request.request_id
-            if front.request_id != request_id:
-                front.update(request_id=request_id)
+            if flight.request_id != request_id:
+                flight.update(request_id=request_id)
+            rendered_ns = _rendered_ns.get()
+            if rendered_ns:
+                _rendered_ns.set(0)
+                flight.stage("preprocess", rendered_ns)
+            parent = args[1] if len(args) > 1 else kwargs.get("parent_req")
+            params = request.sampling_params
+            flight.update(
+                max_tokens=getattr(params, "max_tokens", None),
+                choice_count=getattr(getattr(parent, "sampling_params", None), "n", None),
+            )
 
         _quietly(tell)
         return original(self, request, *args, **kwargs)
@@ -68,21 +81,26 @@ def join_request(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def time_rendering(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """Wraps the rendering of a prompt: its chat template runs before the tokenizer does."""
+    """Wraps the rendering of a prompt: what came before it was reading the request."""
+    is_chat = "chat" in original.__name__
 
     @functools.wraps(original)
     async def render(self: Any, *args: Any, **kwargs: Any) -> Any:
-        token = _rendering_since.set(time.monotonic_ns())
-        try:
-            return await original(self, *args, **kwargs)
-        finally:
-            _rendering_since.reset(token)
+        def tell() -> None:
+            now_ns = time.monotonic_ns()
+            _rendering.set((now_ns, is_chat))
+            flight = asgi.current_request()
+            if flight is not None and flight.arrived_ns:
+                flight.stage("parse", flight.arrived_ns, now_ns)
+
+        _quietly(tell)
+        return await original(self, *args, **kwargs)
 
     return render
 
 
 def time_tokenizing(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """Wraps the tokenizer, waiting for its thread included."""
+    """Wraps the tokenizer, waiting for its thread included; a chat's template ran before it."""
 
     @functools.wraps(original)
     async def tokenize_prompts_async(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -90,18 +108,39 @@ def time_tokenizing(original: Callable[..., Awaitable[Any]]) -> Callable[..., Aw
         result = await original(self, *args, **kwargs)
 
         def tell() -> None:
-            front = asgi.current_request()
-            if front is None:
+            flight = asgi.current_request()
+            if flight is None:
                 return
-            since_ns = _rendering_since.get()
-            if since_ns:
-                front.stage("template", since_ns, start_ns)
-            front.stage("tokenize", start_ns)
+            end_ns = time.monotonic_ns()
+            since_ns, is_chat = _rendering.get()
+            if since_ns and is_chat:
+                flight.stage("template", since_ns, start_ns)
+            flight.stage("tokenize", start_ns, end_ns)
+            _rendered_ns.set(end_ns)
 
         _quietly(tell)
         return result
 
     return tokenize_prompts_async
+
+
+def start_writer(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the start of engine processes: they find the writer of the one that starts them.
+
+    Else each would start its own, and no writer would see both sides of a request.
+    """
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def tell() -> None:
+            from tokenlag_tracer.link import shared_link
+
+            shared_link().start_writer()
+
+        _quietly(tell)
+        return original(self, *args, **kwargs)
+
+    return init
 
 
 def trace_app(original: Callable[..., Any]) -> Callable[..., Any]:
