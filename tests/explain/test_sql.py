@@ -91,7 +91,6 @@ def test_new_tokens_are_the_prompt_without_what_was_cached(store: Store) -> None
     assert got[3] == (0,)
 
 
-@pytest.mark.xfail(reason="greatest() passes over NULL: facts.sql makes it 0", strict=False)
 def test_a_prompt_of_unknown_length_has_unknown_new_tokens(store: Store) -> None:
     add(store, "windows", {"name": "current"})
     add(store, "requests", request(1, 0))

@@ -68,9 +68,6 @@ def _check_facts(facts: dict[str, object], fixture: Fixture) -> None:
         assert facts["mode"] == truth.mode
 
 
-@pytest.mark.xfail(
-    reason="quality.sql: pauses of an idle engine count as running by Little's law", strict=False
-)
 def test_intact_traces_are_not_called_incomplete(lab: Lab) -> None:
     """But for a restart (lost spans) and ghosts (spans that never were), nothing is missing."""
     called = []

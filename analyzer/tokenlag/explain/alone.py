@@ -55,10 +55,31 @@ def fast_share(n_new: Floats, prefill_ms: Floats, tpot_ms: Floats) -> FastShare:
 
 
 def _edge(n_new: Floats, prefill_ms: Floats) -> tuple[float, float]:
+    """The lower edge: a first line through low quantiles, then one through what lies near it.
+
+    In a wide bin the low quantile favours the shorter prompts; the second fit takes the requests
+    at or below the first line's own low quantile of residuals, each at its own length.
+    """
+    base, slope = _first_edge(n_new, prefill_ms)
+    relative = prefill_ms / np.maximum(base + slope * n_new, 1e-9)
+    low = relative <= np.quantile(relative, FAST_QUANTILE)
+    if low.sum() < MIN_REQUESTS or slope <= 0:
+        return base, slope
+    return _line(n_new[low], prefill_ms[low]) or (base, slope)
+
+
+def _first_edge(n_new: Floats, prefill_ms: Floats) -> tuple[float, float]:
     order = np.argsort(n_new, kind="stable")
     parts = np.array_split(order, min(N_BINS, max(2, len(order) // 8)))
     x = np.array([float(np.median(n_new[p])) for p in parts])
     y = np.array([float(np.quantile(prefill_ms[p], FAST_QUANTILE)) for p in parts])
+    return _line(x, y) or (0.0, float(np.median(prefill_ms / n_new)))
+
+
+def _line(x: Floats, y: Floats) -> tuple[float, float] | None:
+    """Non-negative line by relative errors; None where it cannot be drawn."""
+    if len(x) == 0:
+        return None
     weight = 1.0 / np.maximum(y, 1e-9)
     if np.ptp(x) < 0.05 * float(x.mean()):
         # One prompt length: the line's two terms cannot be told apart; price it per token.

@@ -11,16 +11,20 @@ Bools = npt.NDArray[np.bool_]
 MIN_ARRIVALS = 8
 CLOSE_FRAC = 0.1
 CLOSED_SHARE = 0.8
+CONSTANT_SHARE = 0.9
+MIN_ARRIVALS_CONSTANT = 12
 MIN_WAVE = 4
 WAVE_DENSITY = 3.0
 
 
 def is_closed_loop(arrival_ns: Ints, end_ns: Ints) -> bool:
-    """Whether each arrival follows a completion at once: the load is a fixed number of clients.
+    """Whether the load is a fixed number of clients that each wait for their answer.
 
-    With arrivals at their own times, the time since the latest completion is under a tenth of
-    the mean spacing of arrivals for about a tenth of them; here that holds for nearly all. Such
-    a queue is set by the number of clients, and says nothing of what users would wait.
+    Either each arrival follows a completion at once: with arrivals at their own times, the time
+    since the latest completion is under a tenth of the mean spacing of arrivals for about a
+    tenth of them. Or the number in flight that an arrival finds is nearly always the same: at
+    their own times it varies as the root of its mean. Such a queue is set by the number of
+    clients, and says nothing of what users would wait.
 
     Args:
         arrival_ns: sorted arrivals, as sent by the client.
@@ -37,7 +41,23 @@ def is_closed_loop(arrival_ns: Ints, end_ns: Ints) -> bool:
     # The mean: answers that end with one step send their clients' next requests at one moment.
     spacing = float(later[-1] - later[0]) / (len(later) - 1)
     # Completions denser than arrivals are near to everything; then nothing follows from it.
-    return spacing > 0 and float((since < CLOSE_FRAC * spacing).mean()) >= CLOSED_SHARE
+    if spacing > 0 and float((since < CLOSE_FRAC * spacing).mean()) >= CLOSED_SHARE:
+        return True
+    return _is_constant(arrival_ns, ends, later)
+
+
+def _is_constant(arrival_ns: Ints, ends: Ints, later: Ints) -> bool:
+    """Whether arrivals after the first completion find one number in flight, or one less."""
+    if len(later) < MIN_ARRIVALS_CONSTANT:
+        return False
+    began = np.searchsorted(arrival_ns, later, side="left")
+    ended = np.searchsorted(ends, later, side="right")
+    counts = np.bincount(np.maximum(began - ended, 0))
+    usual = int(np.argmax(counts))
+    # An idle engine between lone requests is no constant load.
+    if usual < 1:
+        return False
+    return float(counts[usual - 1 : usual + 1].sum() / counts.sum()) >= CONSTANT_SHARE
 
 
 def first_wave(arrival_ns: Ints, first_token_ns: Ints) -> Bools:

@@ -67,10 +67,11 @@ def budget_table(
                 detail=_detail(current, rows) if name == "decode" else None,
             )
         )
-        above = value - (alone or 0.0)
-        over = max(over or (above, name), (above, name))
+        if alone is not None:
+            above = value - alone
+            over = max(over or (above, name), (above, name))
         largest = max(largest or (value, name), (value, name))
-    if not lines or over is None or largest is None:
+    if not lines or largest is None:
         return None
     actual = float(np.quantile(whole[np.isfinite(whole)], percentile / 100.0))
     limit = chosen[0].limit_ms if chosen else None
@@ -94,14 +95,17 @@ def _objective(
 
 
 def _marked(
-    actual: float, limit: float | None, over: tuple[float, str], largest: tuple[float, str]
+    actual: float,
+    limit: float | None,
+    over: tuple[float, str] | None,
+    largest: tuple[float, str],
 ) -> str | None:
     """The line to look at: the largest excess if it is a real part of it, else the largest."""
     if limit is not None:
         if actual <= limit:
             return None
-        return over[1] if over[0] >= (actual - limit) / 2.0 else largest[1]
-    return over[1] if over[0] >= actual / 3.0 else None
+        return over[1] if over and over[0] >= (actual - limit) / 2.0 else largest[1]
+    return over[1] if over and over[0] >= actual / 3.0 else None
 
 
 def _mark(line: BudgetLine, marked: str | None) -> BudgetLine:

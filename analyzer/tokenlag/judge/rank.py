@@ -47,7 +47,10 @@ def rank(hits: Sequence[RuleHit]) -> list[Ranked]:
     led_to = {id(hit): [o for o in problems if parent[id(o)] is hit] for hit in problems}
     causes = [h for h in problems if parent[id(h)] is None]
     weight = {id(h): _total(h, led_to[id(h)]) for h in causes}
-    causes.sort(key=lambda h: (not is_cause(h), -_with_kin(h, causes, weight), _place(h)))
+    # Not in place: the list that is being sorted is read for each key.
+    causes = sorted(
+        causes, key=lambda h: (not is_cause(h), -_with_kin(h, causes, weight), _place(h))
+    )
     ordered: list[Ranked] = []
     for cause in causes:
         ordered.append(Ranked(cause, None))

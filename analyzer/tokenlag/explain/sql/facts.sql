@@ -29,13 +29,17 @@ deciding as (
 select r.request_key, w.name, d.seq_key, d.epoch_key, e.engine_id, r.request_id, r.trace_id,
        r.tenant, r.prefix_id, r.conversation_id, r.arrival_ns, r.end_ns,
        r.n_prompt, r.n_cached,
-       greatest(r.n_prompt - coalesce(r.n_cached, 0), 0) as n_new,
+       case when r.n_prompt is not null then greatest(r.n_prompt - coalesce(r.n_cached, 0), 0) end as n_new,
        r.n_computed, r.n_output, r.n_preemptions,
        r.is_aborted, r.is_open, r.is_prefill_only, coalesce(s.is_frontend_measured, true), false, r.weight,
        s.network_in_ms, s.frontend_ms, s.queue_ms, s.requeue_ms,
        case when s.is_prefill_mixed then null else s.prefill_ms end,
        s.decode_ms, s.delivery_ms, s.uncovered_ms,
-       r.ttft_ms, r.e2e_ms, r.tpot_ms,
+       -- What is still open counts with its time so far: a lower bound, better than leaving it out.
+       coalesce(r.ttft_ms, case when r.is_open and r.first_token_ns is null and not r.is_prefill_only
+                                then (w.to_ns - r.arrival_ns) / 1e6 end),
+       coalesce(r.e2e_ms, case when r.is_open then (w.to_ns - r.arrival_ns) / 1e6 end),
+       r.tpot_ms,
        null, null, null, null, null, null, null, null
 from requests r
 join windows w
