@@ -207,8 +207,11 @@ class Answer:
             self._call.end("cancelled")
 
     def failed(self, error: BaseException) -> None:
-        """Reading it failed."""
-        self._call.end(error_word(error))
+        """Reading it failed; what fails after the last word (as draining may) is no failure."""
+        if self._is_over:
+            self.end()
+        else:
+            self._call.end(error_word(error))
 
 
 def error_word(error: BaseException) -> str:
