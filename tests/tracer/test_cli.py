@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -133,3 +135,31 @@ def test_no_writer_is_one_clear_line(tmp_path: Path) -> None:
         assert done.returncode == 2
         assert done.stderr.startswith("tokenlag-tracer: ")
         assert done.stderr.count("\n") == 1
+
+
+def entry_points() -> dict[str, dict[str, str]]:
+    told = tomllib.loads((REPO / "tracer" / "pyproject.toml").read_text())["project"]
+    return {**told["entry-points"], "scripts": told["scripts"]}
+
+
+def test_entry_points_exist() -> None:
+    for group in entry_points().values():
+        for place in group.values():
+            module, _, name = place.partition(":")
+            assert callable(getattr(importlib.import_module(module), name))
+
+
+def test_opentelemetry_instrument_starts_the_tracer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its loader does: load the entry point, call it, call `instrument`."""
+    from tokenlag_tracer import engines
+
+    calls: list[str] = []
+    monkeypatch.setattr(engines, "autoload", lambda: calls.append("autoload"))
+    place = entry_points()["opentelemetry_instrumentor"]["tokenlag"]
+    module, _, name = place.partition(":")
+    made = getattr(importlib.import_module(module), name)()
+    made.instrument(skip_dep_check=True)
+    assert calls == ["autoload"]
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    made.instrument()
+    assert calls == ["autoload"]

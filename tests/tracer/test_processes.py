@@ -20,6 +20,10 @@ from tests.tracer.support import finish, is_alive, spans_in, start, until
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs local sockets")
 
+# A call that waited for the writer would wait for it to come back, or for ever; a busy machine
+# alone does not hold one up for so long.
+BLOCKED_MS = 2_500
+
 
 @pytest.fixture
 def traces(tmp_path: Path) -> Path:
@@ -128,7 +132,7 @@ def test_a_killed_writer_is_started_anew(traces: Path, tmp_path: Path) -> None:
     os.kill(writer, signal.SIGKILL)
     said = json.loads(finish(process).splitlines()[-1])
     assert said["dropped"] > 0
-    assert said["worst_ms"] < 500
+    assert said["worst_ms"] < BLOCKED_MS
     spans = spans_in(traces)
     [steps] = steps_of(spans).values()
     indexes = [s.attributes[names.STEP_INDEX] for s in steps]
@@ -151,7 +155,7 @@ def test_a_writer_that_stands_still_costs_records_and_is_replaced(traces: Path) 
     until(lambda: list(traces.glob("*.gz")))
     os.kill(writer, signal.SIGSTOP)
     said = json.loads(finish(process).splitlines()[-1])
-    assert said["worst_ms"] < 500
+    assert said["worst_ms"] < BLOCKED_MS
     assert not is_alive(writer)
     [steps] = steps_of(spans_in(traces)).values()
     assert steps[-1].attributes[names.STEP_INDEX] == said["steps"] - 1
@@ -162,7 +166,7 @@ def test_a_writer_that_never_starts_is_not_missed(traces: Path) -> None:
     process = start("serve", traces, "1", TOKENLAG_PYTHON="/nonexistent/python")
     said = json.loads(finish(process).splitlines()[-1])
     assert said["steps"] > 50
-    assert said["worst_ms"] < 500
+    assert said["worst_ms"] < BLOCKED_MS
     assert not traces.exists()
 
 
@@ -206,7 +210,7 @@ def test_an_endpoint_that_never_answers(traces: Path) -> None:
         lines = finish(process).splitlines()
         said = json.loads(lines[-1])
         assert said["dropped"] == 0, "the writer goes on reading"
-        assert said["worst_ms"] < 500
+        assert said["worst_ms"] < BLOCKED_MS
         until(lambda: not is_alive(int(lines[0])))
 
 
@@ -221,11 +225,11 @@ def test_a_disk_without_room(tmp_path: Path) -> None:
         process = start("serve", traces, "4")
         said = json.loads(finish(process).splitlines()[-1])
         assert said["dropped"] == 0
-        assert said["worst_ms"] < 500
+        assert said["worst_ms"] < BLOCKED_MS
         spans = spans_in(traces)
         assert 0 < len(named(spans, names.SPAN_ENGINE_STEP)) < said["steps"]
         lost = [s.attributes[names.STEP_DROPPED] for s in named(spans, names.SPAN_ENGINE_STEP)]
-        assert max(lost) > 0 or max(lost) == lost[-1]
+        assert lost == sorted(lost)
         with read_quietly(traces, tmp_path) as store:
             assert store.scalar("select count(*) from steps") > 0
     finally:
