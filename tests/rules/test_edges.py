@@ -72,7 +72,7 @@ def not_evaluated(found: Diagnosis) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(("name", "variant"), FAULTS, ids="-".join)
+@pytest.mark.parametrize(("name", "variant"), FAULTS, ids=[f"{n}-{v}" for n, v in FAULTS])
 def test_the_cause_is_found(name: str, variant: str, seed: int | None, lab: Lab) -> None:
     fixture = Fixture(name, variant, seed)
     found, truth = lab.diagnose(fixture), fixture.truth
@@ -82,7 +82,7 @@ def test_the_cause_is_found(name: str, variant: str, seed: int | None, lab: Lab)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(("name", "variant"), CONTROLS, ids="-".join)
+@pytest.mark.parametrize(("name", "variant"), CONTROLS, ids=[f"{n}-{v}" for n, v in CONTROLS])
 def test_the_control_is_silent(name: str, variant: str, seed: int | None, lab: Lab) -> None:
     found = lab.diagnose(Fixture(name, variant, seed))
     assert [f.rule for f in problems(found)] == []
