@@ -18,12 +18,14 @@ ADAPTERS: Final[tuple[str, ...]] = (
     "tokenlag_tracer.asgi",
     "tokenlag_tracer.engines.vllm",
     "tokenlag_tracer.engines.transformers",
+    "tokenlag_tracer.engines.sglang",
     "tokenlag_tracer.engines.torch_runner",
 )
 # Of these `autoload()` is called where only the environment says that a server is to be traced.
 AUTOLOADED: Final[tuple[str, ...]] = (
     "tokenlag_tracer.engines.vllm",
     "tokenlag_tracer.engines.transformers",
+    "tokenlag_tracer.engines.sglang",
 )
 
 _instrumented: list[tuple[str, Any, Any]] = []
