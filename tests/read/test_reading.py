@@ -16,9 +16,11 @@ import pytest
 import zstandard
 from tokenlag.errors import InputError, TokenlagError
 from tokenlag.read import lines, pool, reading
+from tokenlag.read.load import load_traces
 from tokenlag.read.reading import read_spans
 from tokenlag.read.sources import otlp_json, otlp_lenient
 from tokenlag.read.spans import event_schema, span_schema
+from tokenlag.store.connection import Store
 
 from tests.read.otlp import VOCABULARY, export, line, read, rows_of, span
 
@@ -343,3 +345,15 @@ def test_a_file_that_vanishes_is_a_problem(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(reading, "find_source", vanish)
     with pytest.raises(InputError, match="cannot be opened"):
         read(path, tmp_path / "out")
+
+
+def test_spans_that_no_dialect_knows_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "calls.jsonl"
+    made = [span(name) for name, n in (("forward", 7), ("sample", 3)) for _ in range(n)]
+    path.write_text(line(*made))
+    with (
+        Store() as store,
+        pytest.raises(InputError, match=r'10 spans, most named "forward" \(7\), "sample"') as said,
+    ):
+        load_traces(store, [path], work_dir=tmp_path)
+    assert said.value.place == str(path)

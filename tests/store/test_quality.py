@@ -146,6 +146,52 @@ def test_littles_law_says_nothing_about_a_few_steps(store: Store) -> None:
     assert "little_law" not in assess(store)
 
 
+def test_littles_law_leaves_out_pauses_that_no_sequence_runs_through(store: Store) -> None:
+    """One request after the other, each a step of 1 ms, and 9 ms in which nobody is there."""
+    epoch(store, end_ns=(10 * N_STEPS - 9) * MS)
+    steps(store, list(range(N_STEPS)), n_running=1)
+    store.execute(
+        "update steps set start_ns = start_ns * 10, end_ns = start_ns * 10 + 1_000_000, "
+        "idle_ms = case when step_index > 0 then 9 end"
+    )
+    keys = list(range(N_STEPS))
+    store.insert(
+        "sequences",
+        {
+            "seq_key": keys,
+            "epoch_key": [0] * N_STEPS,
+            "start_ns": [10 * i * MS for i in keys],
+            # Noticed a little after the step that was its last.
+            "end_ns": [10 * i * MS + MS + 50_000 for i in keys],
+        },
+    )
+    chunks = {"seq_key": keys, "step_index": keys, "request_index": keys}
+    same = {"epoch_key": [0] * N_STEPS, "n_tokens": [9] * N_STEPS}
+    store.insert("chunks", chunks | same)
+    assert "little_law" not in assess(store)
+    store.execute("update steps set n_running = 2")
+    place, _, share, text = assess(store)["little_law"]
+    assert (place, share) == ("e0", pytest.approx(0.5))
+    assert "2.0 running" in text
+    assert "1.0;" in text
+
+
+def test_littles_law_counts_pauses_that_sequences_run_through(store: Store) -> None:
+    """The host needs 4 ms between two steps while three requests wait for it."""
+    epoch(store, end_ns=(5 * N_STEPS - 4) * MS)
+    steps(store, list(range(N_STEPS)), n_running=4)
+    store.execute(
+        "update steps set start_ns = start_ns * 5, end_ns = start_ns * 5 + 1_000_000, "
+        "idle_ms = case when step_index > 0 then 4 end"
+    )
+    requests(store, 3)
+    store.execute("update sequences set end_ns = end_ns * 5")
+    _, _, share, text = assess(store)["little_law"]
+    assert share == pytest.approx(0.25)
+    assert "4.0 running" in text
+    assert "3.0;" in text
+
+
 def test_lost_and_skipped_steps(store: Store) -> None:
     epoch(store, n_dropped=20, n_skipped=7)
     steps(store, [i for i in range(N_STEPS) if not 100 <= i < 150])

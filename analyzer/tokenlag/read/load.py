@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
+from tokenlag.errors import InputError
 from tokenlag.read.dialects import (
     DIALECTS,
     PACKAGE,
@@ -22,7 +24,9 @@ from tokenlag.read.spans import CORE_SCHEMA
 from tokenlag.read.vocabulary import RESOURCE_PREFIX, Vocabulary
 from tokenlag.store.connection import Store, sql_identifier, sql_string_list
 
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
+Progress = Callable[[int, int], None]  # bytes done, bytes in all; as read_spans calls it
+MAX_NAMES: Final = 3
+MAX_NAME_LENGTH: Final = 60
 
 _SIGNED = frozenset({"client_intended_ns", "priority"})
 _HANDLES = frozenset({"step_prefill_requests", "step_preempted"})
@@ -62,7 +66,7 @@ def load_traces(
         What was read: files, counts, notes, problems.
 
     Raises:
-        InputError: a path cannot be read as traces.
+        InputError: a path cannot be read as traces, or nothing in it is a request or a step.
     """
     out_dir = work_dir / f"spans-{dataset}"
     out_dir.mkdir(parents=True, exist_ok=True)
@@ -79,7 +83,27 @@ def load_traces(
         },
     )
     load_spans(store, result.span_files, result.event_files, dataset=dataset)
+    found = "select exists (from {0} where dataset = $1)"
+    if not any(store.scalar(found.format(table), [dataset]) for table in ("requests", "epochs")):
+        raise _no_requests(store, result, paths)
     return result
+
+
+def _no_requests(store: Store, result: ReadResult, paths: Sequence[str | Path]) -> InputError:
+    """What to say of spans that no dialect knows: how many, and their most frequent names."""
+    found = store.fetchall(
+        "select coalesce(name, ''), count(*) as n from read_parquet($1, union_by_name = true) "
+        "group by all order by n desc, 1",
+        [list(map(str, result.span_files))],
+    )
+    n_spans = sum(n for _, n in found)
+    names = ", ".join(f'"{name[:MAX_NAME_LENGTH]}" ({n:,})' for name, n in found[:MAX_NAMES])
+    more = f" and {len(found) - MAX_NAMES} other names" if len(found) > MAX_NAMES else ""
+    return InputError(
+        f"{n_spans:,} spans, most named {names}{more}; none is a request or an engine step",
+        place=", ".join(map(str, paths)),
+        hint="give the traces of the server or its clients; `diagnose schema` tells what is read",
+    )
 
 
 def load_spans(

@@ -74,8 +74,9 @@ class _Carrier:
 
     def change(self, joined: Sequence[int], left: Sequence[int], step: int, before: int) -> bool:
         """Apply a step's changes; False where they contradict the set."""
-        if any(member not in self.open for member in left):
-            return False
+        for member in left:
+            if member not in self.open:
+                return False
         self.close(left, before)
         for member in joined:
             if member in self.open:
@@ -171,6 +172,8 @@ def _parse(text: str | None) -> list[int]:
     numbers: list[int] = []
     if not text:
         return numbers
+    if text.isdecimal():  # most lists
+        return [int(text)]
     for part in text.split(","):
         first, dash, last = part.partition("-")
         if not dash:

@@ -105,8 +105,8 @@ where name = ${SPAN_ENGINE_REQUEST} and start_ns is not null;
 create or replace temp table c_phase as
 select
     hash(trace_id, span_id) as sid, hash(trace_id) as tid,
-    hash(trace_id, nullif(parent_id, '')) as pid, trace_id, name, start_ns, end_ns,
-    res_host_name as host, request_id, request_index,
+    hash(trace_id, nullif(parent_id, '')) as pid, name, start_ns, end_ns,
+    res_host_name as host, request_id,
     direction, clock, stage, queue_reason, prefill_tokens, prefill_recompute,
     step_index, chunk_tokens, chunk_context, decode_first_step, decode_last_step, decode_tokens
 from spans
@@ -122,22 +122,30 @@ select tid, min(rid) as rid from c_request group by tid having count(*) = 1;
 -- Requests that their id tells apart. One that hundreds share is no id, and pairing by it
 -- would not end.
 create or replace temp table c_named as
-select rid, tid, request_id, start_ns, end_ns,
-    count(*) over (partition by request_id) as n_namesakes
-from c_request where request_id is not null
-qualify count(*) over (partition by tid, request_id) <= 100;
+with crowded as (
+    select tid, request_id from c_request group by all having count(*) > 100
+),
+common as (
+    select request_id from c_request group by request_id having count(*) > 100
+)
+select rid, tid, request_id, start_ns, end_ns, request_id not in (from common) as is_rare
+from c_request
+where request_id is not null and (tid, request_id) not in (from crowded);
 
 create or replace temp table c_link as
-with candidates as (
-    select e.qid, r.rid, 1 as rank, abs(e.start_ns - r.start_ns) as apart
-    from c_engine e join c_request r on r.rid = e.pid
-    union all
-    select e.qid, r.rid, 2, abs(e.start_ns - r.start_ns)
-    from c_engine e join c_named r on r.tid = e.tid and r.request_id = e.request_id
+select e.qid, r.rid from c_engine e join c_request r on r.rid = e.pid;
+
+insert into c_link
+with unlinked as (
+    select * from c_engine where qid not in (select qid from c_link)
+),
+candidates as (
+    select e.qid, r.rid, 2 as rank, abs(e.start_ns - r.start_ns) as apart
+    from unlinked e join c_named r on r.tid = e.tid and r.request_id = e.request_id
     union all
     -- The only request of the trace, unless ids or times speak against it.
     select e.qid, r.rid, 3, abs(e.start_ns - r.start_ns)
-    from c_engine e join c_alone a on a.tid = e.tid join c_request r on r.rid = a.rid
+    from unlinked e join c_alone a on a.tid = e.tid join c_request r on r.rid = a.rid
     where e.request_id is null or r.request_id is null
        or contains(e.request_id, r.request_id) or contains(r.request_id, e.request_id)
        or e.start_ns between r.start_ns and coalesce(r.end_ns, e.start_ns)
@@ -145,8 +153,8 @@ with candidates as (
     -- Another trace: only by id, and only while that request was in flight, since ids
     -- repeat across restarts. The slack is for clocks of two processes.
     select e.qid, r.rid, 4, abs(e.start_ns - r.start_ns)
-    from c_engine e join c_named r on r.request_id = e.request_id and r.tid <> e.tid
-    where r.n_namesakes <= 100
+    from unlinked e join c_named r on r.request_id = e.request_id and r.tid <> e.tid
+    where r.is_rare
       and e.start_ns between r.start_ns - 1_000_000_000
                          and coalesce(r.end_ns, e.start_ns) + 1_000_000_000
 )

@@ -14,38 +14,44 @@ select r.rid, r.rid, s.qid
 from c_request r left join c_seq_of s using (rid)
 where r.rid not in (select qid from st_sequences where dialect = 'contract');
 
+create or replace temp table c_owned as
+select p.sid, o.rid, o.qid
+from c_phase p join c_owner o on o.sid = p.pid;
+
+create or replace temp table c_unowned as
+select p.* from c_phase p anti join c_owned o on o.sid = p.sid;
+
+insert into c_owned
+with near as (
+    select p.sid, o.rid, o.qid, 2 as rank  -- a chunk under its prefill
+    from c_unowned p join c_phase parent on parent.sid = p.pid join c_owner o on o.sid = parent.pid
+    union all  -- network before the request, beside its request span, up to its receipt
+    select p.sid, r.rid, s.qid, 3
+    from c_unowned p join c_request r on r.pid = p.pid and r.start_ns = p.end_ns
+    left join c_seq_of s using (rid)
+    where p.name = ${SPAN_NETWORK} and not r.is_root
+)
+select sid, rid, qid from near
+qualify row_number() over (partition by sid order by rank, rid, qid) = 1;
+
+-- Second round, for those only: with thousands of requests in one trace, pairing all
+-- phases with all requests would not end.
+create or replace temp table c_stray as
+select p.* from c_unowned p anti join c_owned o on o.sid = p.sid;
+
 create or replace temp table c_trace_owner as  -- traces with one request, or one sequence
 with both_ as (
     select tid, rid, null::ubigint as qid from c_request
+    where tid in (select tid from c_stray)
     union
     select e.tid, l.rid, e.qid from c_engine e left join c_link l using (qid)
+    where e.tid in (select tid from c_stray)
 )
 select
     tid,
     case when count(distinct rid) = 1 then min(rid) end as rid,
     case when count(distinct qid) = 1 then min(qid) end as qid
 from both_ group by tid;
-
-create or replace temp table c_owned as
-with direct as (
-    select p.sid, o.rid, o.qid, 1 as rank
-    from c_phase p join c_owner o on o.sid = p.pid
-    union all  -- a chunk under its prefill
-    select p.sid, o.rid, o.qid, 2
-    from c_phase p join c_phase parent on parent.sid = p.pid join c_owner o on o.sid = parent.pid
-    union all  -- network before the request, beside its request span, up to its receipt
-    select p.sid, r.rid, s.qid, 3
-    from c_phase p join c_request r on r.pid = p.pid and r.start_ns = p.end_ns
-    left join c_seq_of s using (rid)
-    where p.name = ${SPAN_NETWORK} and not r.is_root
-)
-select sid, rid, qid from direct
-qualify row_number() over (partition by sid order by rank, rid, qid) = 1;
-
--- Second round, for those only: with thousands of requests in one trace, pairing all
--- phases with all requests would not end.
-create or replace temp table c_stray as
-select p.* from c_phase p anti join c_owned o on o.sid = p.sid;
 
 insert into c_owned
 with crowded as (
@@ -80,12 +86,12 @@ qualify row_number() over (partition by sid order by rank, apart, rid, qid) = 1;
 -- ended, or lost. They become an open request, one for each missing parent.
 create or replace temp table c_orphan as
 select p.*, case when p.pid is null then p.tid else p.pid end as qid
-from c_phase p anti join c_owned o on o.sid = p.sid
+from c_stray p anti join c_owned o on o.sid = p.sid
 where p.name <> ${SPAN_PREFILL_CHUNK};
 
 create or replace temp table c_open as
 select
-    qid, any_value(tid) as tid, any_value(trace_id) as trace_id, any_value(host) as host,
+    qid, any_value(tid) as tid, any_value(host) as host,
     any_value(request_id) as request_id, min(start_ns) as start_ns, max(end_ns) as last_ns,
     first_value(qid) over (partition by any_value(tid) order by min(start_ns), qid) as rid,
     bool_or(name in (${SPAN_QUEUE}, ${SPAN_PREFILL}, ${SPAN_DECODE})) as has_engine
@@ -101,7 +107,7 @@ from c_orphan p join c_open c using (qid);
 
 insert into c_owned
 select p.sid, o.rid, o.qid
-from c_phase p join c_owned o on o.sid = p.pid
+from c_stray p join c_owned o on o.sid = p.pid
 where p.name = ${SPAN_PREFILL_CHUNK} and p.sid not in (select sid from c_owned);
 
 -- --- staging -------------------------------------------------------------------------------------------
@@ -121,7 +127,8 @@ select
     (end_ns - start_ns) / 1e6 as e2e_ms,
     case when end_ns is not null then 'measured' end as e2e_origin,
     preemptions as n_preemptions,
-    array_to_string(list_distinct(finish_reasons), ',') as finish_reason, error_type,
+    case when len(finish_reasons) = 1 then finish_reasons[1]
+        else array_to_string(list_distinct(finish_reasons), ',') end as finish_reason, error_type,
     status_code = ${STATUS_ERROR} as is_error, end_ns is null as is_open,
     sample_weight as weight, host
 from c_request;
@@ -151,9 +158,13 @@ group by l.rid;
 insert into st_requests by name
 select
     rid, 'contract' as dialect, 1 as trust, any_value(tid) as tid,
-    any_value(trace_id) as trace_id, any_value(request_id) as request_id,
+    any_value(t.trace_id) as trace_id, any_value(request_id) as request_id,
     min(start_ns) as arrival_ns, true as is_open, false as is_error, any_value(host) as host
-from c_open group by rid;
+from c_open join (
+    select hash(trace_id) as tid, any_value(trace_id) as trace_id from spans
+    where hash(trace_id) in (select tid from c_open) group by all
+) t using (tid)
+group by rid;
 
 insert into st_notes
 select 'lost_roots', 'contract', count(distinct rid),
@@ -199,5 +210,5 @@ where p.name = ${SPAN_DECODE} and o.qid is not null
 insert into st_notes
 select 'unowned_phases', 'contract', count(*),
     count(*) || ' phase spans fit no request and are left out'
-from c_phase p anti join c_owned o on o.sid = p.sid
+from c_stray p anti join c_owned o on o.sid = p.sid
 having count(*) > 0;

@@ -2,7 +2,8 @@
 
 -- --- one request, several tellers -----------------------------------------------------------
 
--- The id without what vLLM and SGLang put around the caller's: 'cmpl-r0-0' → 'r0'.
+-- Nobody to be matched where all requests come from dialects of one trust. The core of an id
+-- is what is left without what vLLM and SGLang put around the caller's: 'cmpl-r0-0' → 'r0'.
 create or replace temp table m_side as
 select
     rid, trust, tid, pid, request_id, coalesce(arrival_ns, sent_ns) as start_ns,
@@ -12,7 +13,8 @@ select
     -- An id that hundreds share is no id, and pairing by it would not end.
     count(*) over (partition by tid, trust, request_id) <= 100 as is_named,
     count(*) over (partition by trust, request_id) as n_namesakes
-from st_requests;
+from st_requests
+where (select min(trust) <> max(trust) from st_requests);
 
 -- Engines' own spans to the contract's request of the same trace.
 create or replace temp table m_same as
@@ -73,7 +75,14 @@ create or replace temp table m_groups as
 select rid, gid from m_server
 union all
 select s.rid, coalesce(c.gid, s.rid) from m_side s left join m_client c using (rid)
-where s.trust = 9;
+where s.trust = 9
+union all
+select rid, rid as gid from st_requests
+where (select min(trust) = max(trust) from st_requests);
+
+create or replace temp table m_shared as  -- requests that several tell of
+select g.gid, min(r.trust) as trust, bool_or(r.trust = 1) as has_contract
+from m_groups g join st_requests r using (rid) group by g.gid having count(*) > 1;
 
 -- --- fields: the most trusted that says something -----------------------------------------------
 
@@ -83,7 +92,7 @@ select
     array_to_string(list_transform(
         list_sort(list_distinct(list({'trust': r.trust, 'dialect': r.dialect}) filter (
             -- The contract's own client span is no second teller beside its server's.
-            not (r.trust = 9 and coalesce(r.scope = ${SCOPE_NAME}, false) and g.has_contract)))),
+            not (r.trust = 9 and coalesce(r.scope = ${SCOPE_NAME}, false) and h.has_contract)))),
         lambda teller: teller.dialect), ',') as dialects,
     min(r.trust) as trust,
     arg_min(r.request_id, r.trust) as request_id, arg_min(r.trace_id, r.trust) as trace_id,
@@ -112,19 +121,27 @@ select
     arg_min(r.is_open, r.trust) as is_open, max(r.weight) as weight,
     arg_min(r.host, r.trust) as host,
     any_value(r.host) filter (r.dialect = 'genai-client') as client_host
-from (
-    select g.*, bool_or(r.trust = 1) over (partition by g.gid) as has_contract
-    from m_groups g join st_requests r using (rid)
-) g
-join st_requests r using (rid)
-group by g.gid;
+from m_shared h join m_groups g using (gid) join st_requests r using (rid)
+group by g.gid
+union all by name
+select
+    g.gid, r.dialect as dialects, r.* exclude (
+        rid, tid, pid, dialect, scope, finish_reason, is_error),
+    nullif(r.finish_reason, '') as finish_reason, coalesce(r.is_error, false) as is_error,
+    case when r.dialect = 'genai-client' then r.host end as client_host
+from st_requests r join m_groups g using (rid)
+where g.gid not in (select gid from m_shared);
 
 -- --- sequences -----------------------------------------------------------------------------------
 
 create or replace temp table m_sequences as
 select s.*, g.gid
-from st_sequences s left join m_groups g using (rid)
-qualify s.rid is null or s.trust = min(s.trust) over (partition by g.gid);
+from st_sequences s left join m_groups g using (rid) left join (
+    -- The most trusted that tells of sequences.
+    select g.gid, min(s.trust) as trust
+    from m_shared h join m_groups g using (gid) join st_sequences s using (rid) group by g.gid
+) best using (gid)
+where s.trust = coalesce(best.trust, s.trust);
 
 create or replace temp table m_seq_keys as
 select qid, gid,
@@ -138,27 +155,35 @@ select gid,
         + row_number() over (order by coalesce(arrival_ns, sent_ns), gid) - 1 as request_key
 from m_fields;
 
+create or replace temp table m_parts as
+select lineage, epoch_key,
+    case when lag(start_ns) over parts is not null then start_ns end as from_ns,
+    lead(start_ns) over parts as to_ns
+from l_epochs window parts as (partition by lineage order by start_ns, part);
+
 insert into sequences by name
 select distinct on (k.seq_key)
     k.seq_key, r.request_key,
-    -- The epoch of the lineage that ran when the sequence began.
-    (select arg_max(e.epoch_key, e.start_ns) from l_epochs e
-     where e.lineage = l.lineage
-       and (e.start_ns <= s.start_ns or e.part = (
-           select min(f.part) from l_epochs f where f.lineage = l.lineage))) as epoch_key,
+    e.epoch_key,
     s.request_index, s.sequence, s.role, s.start_ns, s.end_ns,
     s.n_prompt, s.n_cached, s.n_output, s.n_preemptions
 from m_sequences s
 join m_seq_keys k using (qid)
 left join m_request_keys r on r.gid = s.gid
-left join l_sequences l on l.qid = s.qid;
+left join l_sequences l on l.qid = s.qid
+-- The epoch of the lineage that ran when the sequence began.
+left join m_parts e on e.lineage = l.lineage
+    and s.start_ns >= coalesce(e.from_ns, s.start_ns) and s.start_ns < coalesce(e.to_ns, s.start_ns + 1);
 
 -- --- phases as told -----------------------------------------------------------------------------------
 
 create or replace temp table m_phases as
-select p.* exclude (rid), g.gid
-from st_phases p join m_groups g using (rid)
-qualify p.trust = min(p.trust) over (partition by g.gid, p.side);
+select p.* exclude (rid, dialect, trust), g.gid
+from st_phases p join m_groups g using (rid) left join (
+    select g.gid, p.side, min(p.trust) as trust
+    from m_shared h join m_groups g using (gid) join st_phases p using (rid) group by g.gid, p.side
+) best using (gid, side)
+where p.trust = coalesce(best.trust, p.trust);
 
 create or replace temp table m_stamps as
 select
