@@ -10,7 +10,6 @@ from functools import cache
 
 import pytest
 
-
 # Read now: each test of the tracer begins with a clean environment.
 _GIVEN = {name: value for name, value in os.environ.items() if name.endswith("_PYTHON")}
 

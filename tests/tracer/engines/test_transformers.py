@@ -1,4 +1,4 @@
-"""transformers' continuous batching, the real library on a tiny random model: traces tell the truth."""
+"""transformers' continuous batching, the real library on a tiny random model, traced."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ def test_every_request_has_its_tokens(chunks: Done) -> None:
     told = {
         row[0]: row[1:]
         for row in chunks.rows(
-            "select request_id, n_prompt, n_output, n_computed, finish_reason, is_open from requests"
+            "select request_id, n_prompt, n_output, n_computed, finish_reason, is_open "
+            "from requests"
         )
     }
     truth = {
@@ -110,7 +111,7 @@ def test_a_long_prompt_is_cut_into_chunks(chunks: Done) -> None:
 def test_phases_tile_each_request(chunks: Done) -> None:
     wrong = chunks.rows(
         "select request_key from phases p join requests r using (request_key) group by all "
-        "having abs(sum(p.end_ns - p.start_ns) - (any_value(r.end_ns) - any_value(r.arrival_ns))) > 2"
+        "having abs(sum(p.end_ns - p.start_ns) - any_value(r.end_ns - r.arrival_ns)) > 2"
     )
     assert not wrong
 
@@ -157,7 +158,10 @@ def test_too_few_slots_are_told(tmp_path: Path) -> None:
 
 def test_a_cancelled_request_is_an_abort(tmp_path: Path) -> None:
     done = play("cancel", tmp_path)
-    told = {row[0]: row[1:] for row in done.rows("select request_id, is_aborted, is_open, finish_reason from requests")}
+    told = {
+        row[0]: row[1:]
+        for row in done.rows("select request_id, is_aborted, is_open, finish_reason from requests")
+    }
     assert told["r1"] == (True, False, "abort")
     assert told["r0"] == (False, False, "length")
 
