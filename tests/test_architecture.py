@@ -19,8 +19,9 @@ TRACER_MODULES = sorted((REPO / "tracer" / "tokenlag_tracer").rglob("*.py"))
 
 # each imports only from those before it (and from its own)
 LAYERS = (
-    "errors", "times", "window", "store", "simulate", "read", "explain", "judge", "report",
-    "pipeline", "ask", "options", "cli", "__main__",
+    "errors", "times", "window", "store", "simulate", "read", "explain", "judge", "overhead",
+    "report",
+    "pipeline", "ask", "options", "commands", "cli", "__main__",
 )  # fmt: skip
 MAX_LINES = 450
 

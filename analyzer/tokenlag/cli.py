@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tokenlag import __version__, options
+from tokenlag import __version__, commands, options
 from tokenlag.errors import TokenlagError, UsageError
 from tokenlag.options import OutputFormat
 from tokenlag.report.console import (
@@ -395,37 +395,5 @@ def sql(
     return 2 if problems else 0
 
 
-@command_app.command()
-def blame(
-    paths: Annotated[list[str], typer.Argument(metavar="PATH…", help="Traces.")],
-    since: options.Since = None,
-    until: options.Until = None,
-    since_end: options.SinceEnd = None,
-    workers: options.Workers = None,
-    memory_limit: options.MemoryLimit = None,
-) -> int:
-    """Show who held up whom for how long, and where the time between tokens went."""
-    from tokenlag import ask
-    from tokenlag.pipeline import Request
-    from tokenlag.report.pages import grid
-
-    request = Request(
-        paths=paths,
-        since=since,
-        until=until,
-        since_end=since_end,
-        n_workers=workers,
-        memory_limit=options.checked_memory(memory_limit),
-    )
-    with Progress() as progress:
-        results, problems = ask.blame(
-            request, now_ns=time.time_ns(), tz=LocalZone(), progress=progress
-        )
-    if not results[0].rows:
-        write_out("No prompt held up a stream or another request.\n")
-    for result in results:
-        if result.rows:
-            write_out(grid([name for name, _ in result.columns], result.rows) + "\n")
-    for problem in problems:
-        say(f"diagnose: {problem}")
-    return 2 if problems else 0
+for _command in (commands.blame, commands.overhead):
+    command_app.command()(_command)

@@ -22,9 +22,10 @@ COMMANDS: Final = {
     "schema": "the tables that rules and `sql` read",
     "sql": "ask those tables yourself",
     "blame": "who held up whom, for how long",
+    "overhead": "what the tracer costs on this machine",
 }
 NOT_YET: Final = (
-    "what-if", "capacity", "collect", "watch", "export", "overhead", "cache", "mcp",
+    "what-if", "capacity", "collect", "watch", "export", "cache", "mcp",
 )  # fmt: skip
 
 

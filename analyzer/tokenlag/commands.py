@@ -1,0 +1,60 @@
+"""Smaller commands of the command line; `cli` registers them."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from tokenlag import options
+from tokenlag.report.console import Progress, say, write_out
+from tokenlag.window import LocalZone
+
+
+def blame(
+    paths: Annotated[list[str], typer.Argument(metavar="PATH…", help="Traces.")],
+    since: options.Since = None,
+    until: options.Until = None,
+    since_end: options.SinceEnd = None,
+    workers: options.Workers = None,
+    memory_limit: options.MemoryLimit = None,
+) -> int:
+    """Show who held up whom for how long, and where the time between tokens went."""
+    from tokenlag import ask
+    from tokenlag.pipeline import Request
+    from tokenlag.report.pages import grid
+
+    request = Request(
+        paths=paths,
+        since=since,
+        until=until,
+        since_end=since_end,
+        n_workers=workers,
+        memory_limit=options.checked_memory(memory_limit),
+    )
+    with Progress() as progress:
+        results, problems = ask.blame(
+            request, now_ns=time.time_ns(), tz=LocalZone(), progress=progress
+        )
+    if not results[0].rows:
+        write_out("No prompt held up a stream or another request.\n")
+    for result in results:
+        if result.rows:
+            write_out(grid([name for name, _ in result.columns], result.rows) + "\n")
+    for problem in problems:
+        say(f"diagnose: {problem}")
+    return 2 if problems else 0
+
+
+def overhead(
+    requests: Annotated[int, typer.Option(help="Requests in a step.")] = 64,
+    steps: Annotated[int, typer.Option(help="Steps to measure.")] = 400,
+    step_ms: Annotated[float, typer.Option(help="Time between steps.")] = 10.0,
+) -> int:
+    """Measure what the tracer costs on this machine, in the engine and in its writer."""
+    from tokenlag.overhead import measure
+    from tokenlag.report.overhead import overhead_text
+
+    write_out(overhead_text(measure(requests, steps, step_ms), step_ms))
+    return 0
