@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenlag_tracer import asgi, engines
 from tokenlag_tracer import conventions as names
-from tokenlag_tracer.asgi import TraceMiddleware, current_request, edge_stamp_ns
+from tokenlag_tracer.asgi import TraceMiddleware, current_request
+from tokenlag_tracer.headers import edge_stamp_ns
 from tokenlag_tracer.spans import Row
 
 from tests.tracer.support import Bench, named
@@ -48,6 +49,7 @@ class Exchange:
         headers: dict[str, str] | None = None,
         inbox: list[dict[str, Any]] | None = None,
         on_send: Callable[[dict[str, Any]], None] = lambda _: None,
+        waits: bool = False,
     ) -> None:
         self.sent: list[dict[str, Any]] = []
         self.scope: dict[str, Any] = {
@@ -62,7 +64,11 @@ class Exchange:
             return inbox.pop(0) if inbox else {"type": "http.disconnect"}
 
         async def send(message: dict[str, Any]) -> None:
+            if waits:
+                await asyncio.sleep(0)
             on_send(message)
+            if waits:
+                await asyncio.sleep(0)
             self.sent.append(message)
 
         self.error: BaseException | None = None
@@ -107,7 +113,9 @@ def test_a_stream_s_parts_are_timed_and_unchanged(clock: Clock) -> None:
 
     waits = iter([0, 0, 2, 7, 0])
     exchange = Exchange(
-        TraceMiddleware(app, recorder=bench.front()), on_send=lambda _: clock.pass_ms(next(waits))
+        TraceMiddleware(app, recorder=bench.front()),
+        on_send=lambda _: clock.pass_ms(next(waits)),
+        waits=True,
     )
     assert exchange.sent == messages
     assert exchange.error is None
@@ -123,6 +131,57 @@ def test_a_stream_s_parts_are_timed_and_unchanged(clock: Clock) -> None:
     assert not row.is_error
     (out,) = named(bench.out.rows, names.SPAN_NETWORK)
     assert out.attributes[names.DIRECTION] == "out"
+
+
+def test_what_is_taken_at_once_has_not_waited_however_long_the_call_took(clock: Clock) -> None:
+    bench = Bench()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(_start())
+        await send(_part(_delta("a")))
+        await send(_part(b"", more=False))
+
+    app = TraceMiddleware(app, recorder=bench.front())
+    clock.pass_ms(1)
+    Exchange(app, on_send=lambda _: clock.pass_ms(20))  # without the interpreter, say
+    row = _request(bench.settle())
+    assert row.attributes[names.DELIVERY_WAIT_NS] == 0
+    assert row.end_ns - row.start_ns == 40_000_000  # when the last part was begun
+
+
+def test_a_sender_that_is_cancelled_while_it_waits(clock: Clock) -> None:
+    bench = Bench()
+    seen: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(_start())
+        await send(_part(_delta("a")))
+
+    async def send(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                await asyncio.sleep(0)  # a farewell that waits as well
+                seen.append("cancelled")
+                raise
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request"}
+
+    async def run() -> None:
+        scope = {"type": "http", "method": "POST", "path": PATH, "headers": []}
+        middleware = TraceMiddleware(app, recorder=bench.front())
+        task = asyncio.ensure_future(middleware(scope, receive, send))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    clock.pass_ms(1)
+    asyncio.run(run())
+    assert seen == ["cancelled"]
+    assert _request(bench.settle()).attributes[names.ERROR_TYPE] == "cancelled"
 
 
 def test_the_wait_begins_when_the_token_was_ready_if_the_application_says_so(

@@ -154,7 +154,8 @@ def test_one_request_has_the_whole_tree(odd: Service) -> None:
     assert engine.parent == request.id
     assert by_id[prefill.parent] is engine
     assert {s.attributes[names.DIRECTION] for s in _named(own, names.SPAN_NETWORK)} == {"in", "out"}
-    assert _named(own, names.SPAN_FRONTEND)[0].attributes[names.STAGE] == "tokenize"
+    stages = [span.attributes[names.STAGE] for span in _named(own, names.SPAN_FRONTEND)]
+    assert stages == ["parse", "tokenize"]
     assert _named(own, names.SPAN_QUEUE)
     chunks = _named(own, names.SPAN_PREFILL_CHUNK)
     assert len(chunks) >= 4
@@ -177,7 +178,7 @@ def test_one_request_has_the_whole_tree(odd: Service) -> None:
     seen_ns = client.start + float(str(client.attributes[names.TIME_TO_FIRST_CHUNK])) * 1e9
     assert made_ns < seen_ns < client.end
     assert client.start <= request.start
-    assert request.end <= client.end + 50_000_000
+    assert request.end <= client.end
 
 
 def test_a_caller_that_leaves_is_noticed_by_both_sides(odd: Service) -> None:

@@ -9,11 +9,18 @@ from __future__ import annotations
 
 import contextvars
 import os
-import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Generator,
+    Iterable,
+    Mapping,
+    MutableMapping,
+)
 from typing import Any, Final
 
+from tokenlag_tracer import headers as headers_of
 from tokenlag_tracer import sse
 from tokenlag_tracer.config import is_disabled
 from tokenlag_tracer.endpoints import operation_of
@@ -30,12 +37,6 @@ Headers = dict[bytes, bytes]
 TENANT_HEADER: Final = "TOKENLAG_TENANT_HEADER"
 STATE_KEY: Final = "tokenlag"
 _STAMPS: Final = (b"x-request-start", b"x-queue-start")
-_SECRETS: Final = re.compile(r"authoriz|cookie|secret|token|passw|credential|api-?key|x-key")
-_LABEL: Final = re.compile(r"[\w.:@/ -]{1,64}")
-_KEY: Final = re.compile(r"(?i)(?:sk|pk|rk|hf|ghp|xox\w)[-_]|bearer\b|basic\b|eyJ")
-_ID: Final = re.compile(r"[\w.:@/=+-]{1,128}")
-_STAMP: Final = re.compile(r"(?:t=)?(\d{9,19}(?:\.\d{1,9})?)s?")
-_DAY_NS: Final = 86_400_000_000_000
 
 
 class RequestInFlight:
@@ -128,11 +129,11 @@ class RequestInFlight:
         if not body.rstrip().endswith(sse.DONE):
             self._last_ns = ready_ns
 
-    def complete(self) -> None:
+    def complete(self, at_ns: int) -> None:
         """The last part was taken."""
         self._is_complete = True
         status = self._status
-        self.finish(error_type=str(status) if status >= 400 else None)
+        self.finish(at_ns=at_ns, error_type=str(status) if status >= 400 else None)
 
     def disconnected(self) -> None:
         """The caller is gone."""
@@ -173,23 +174,6 @@ def current_request() -> RequestInFlight | None:
     return _current.get()
 
 
-def edge_stamp_ns(text: str, now_unix_ns: int | None = None) -> int | None:
-    """Returns the unix time in ns that an `X-Request-Start` header gives, None if it gives none.
-
-    Edges write seconds (`t=1512379167.574`), milliseconds or microseconds; which it is follows
-    from its size. What is more than a day away is no stamp of this request.
-    """
-    match = _STAMP.fullmatch(text.strip())
-    if match is None:
-        return None
-    whole, _, part = match[1].partition(".")
-    # 9 to 11 digits are seconds, 12 to 14 ms, 15 to 17 µs, 18 and 19 ns.
-    unit_ns = 10 ** (9 - 3 * ((len(whole) - 9) // 3))
-    stamp_ns = int(whole) * unit_ns + int((part or "0").ljust(9, "0")) * unit_ns // 10**9
-    now_unix_ns = time.time_ns() if now_unix_ns is None else now_unix_ns
-    return stamp_ns if abs(now_unix_ns - stamp_ns) < _DAY_NS else None
-
-
 class TraceMiddleware:
     """Traces the requests of an ASGI application.
 
@@ -220,7 +204,7 @@ class TraceMiddleware:
         self.app = app
         self._paths = dict(paths) if isinstance(paths, Mapping) else dict.fromkeys(paths, "chat")
         tenant_header = tenant_header or os.environ.get(TENANT_HEADER, "").strip() or None
-        if tenant_header is not None and _SECRETS.search(tenant_header.lower()):
+        if tenant_header is not None and headers_of.carries_keys(tenant_header):
             tenant_header = None
         self._tenant_header = (tenant_header or "").lower().encode()
         self._id_header = request_id_header.lower().encode()
@@ -276,12 +260,10 @@ class TraceMiddleware:
             return headers.get(name, b"").decode("latin-1").strip()
 
         request_id = text(self._id_header)
-        if not _ID.fullmatch(request_id):
+        if not headers_of.is_id(request_id):
             request_id = f"req-{new_span_id():016x}"
-        tenant: str | None = text(self._tenant_header) if self._tenant_header else None
-        if tenant is not None and (not _LABEL.fullmatch(tenant) or _KEY.match(tenant)):
-            tenant = None
-        stamps = (edge_stamp_ns(text(name)) for name in _STAMPS if name in headers)
+        tenant = headers_of.label(text(self._tenant_header)) if self._tenant_header else None
+        stamps = (headers_of.edge_stamp_ns(text(name)) for name in _STAMPS if name in headers)
         return self._recorder.arrived(
             request_id,
             at_ns=now_ns,
@@ -317,21 +299,56 @@ def _sender(flight: RequestInFlight, send: SendMessage) -> SendMessage:
         if kind == "http.response.start":
             _quietly(flight.began, message)
         elif kind == "http.response.body":
-            start_ns = time.monotonic_ns()
+            end_ns = start_ns = time.monotonic_ns()
+            sending = _Sending(send(message))
             try:
-                await send(message)
+                await sending
             except OSError:
                 flight.disconnected()
                 raise
+            if sending.has_waited:
+                end_ns = time.monotonic_ns()
             body = message.get("body", b"")
             if body:
-                _quietly(flight.flushed, body, start_ns, time.monotonic_ns())
+                _quietly(flight.flushed, body, start_ns, end_ns)
             if not message.get("more_body", False):
-                _quietly(flight.complete)
+                _quietly(flight.complete, end_ns)
             return
         await send(message)
 
     return traced
+
+
+class _Sending:
+    """Awaits a part's being sent and notes whether that had to wait.
+
+    What did not wait has been taken by the socket at once. The clock is not asked then: a
+    thread that has written waits for the interpreter again, which can take an engine's thread
+    many ms, while the bytes are at the client long since.
+    """
+
+    __slots__ = ("_awaitable", "has_waited")
+
+    def __init__(self, awaitable: Awaitable[None]) -> None:
+        self._awaitable = awaitable
+        self.has_waited = False
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        iterator = self._awaitable.__await__()
+        try:
+            waited_for = next(iterator)
+        except StopIteration:
+            return
+        self.has_waited = True
+        try:
+            yield waited_for
+        except BaseException as error:
+            try:
+                waited_for = iterator.throw(error)
+            except StopIteration:
+                return
+            yield waited_for
+        yield from iterator
 
 
 def _quietly(note: Callable[..., None], *arguments: Any) -> None:

@@ -70,6 +70,7 @@ async def completions(body: Body) -> Response:
     start_ns = time.monotonic_ns()
     tokens = list(body.prompt.encode())
     if trace is not None:
+        trace.stage("parse", trace.arrived_ns, start_ns)
         trace.stage("tokenize", start_ns)
         trace.update(model="tiny", max_tokens=body.max_tokens, input_tokens=len(tokens))
     if len(tokens) + body.max_tokens > app.state.engine.limits.max_len:
