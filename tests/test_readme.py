@@ -24,6 +24,7 @@ COMMANDS = [
 ]
 SET_UP = [line for line in COMMANDS if ".venv" in line]
 ON_CALL = [line for line in COMMANDS if line.startswith("diagnose ")]
+WRAP = [line for line in COMMANDS if "tracer" in line and ".venv" not in line]
 
 
 def run(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -45,7 +46,8 @@ def run(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def test_every_command_is_run_by_a_test() -> None:
     assert len(SET_UP) == 2
-    assert sorted(COMMANDS) == sorted(SET_UP + ON_CALL)
+    assert len(WRAP) == 2
+    assert sorted(COMMANDS) == sorted(SET_UP + ON_CALL + WRAP)
 
 
 def test_the_first_command_diagnoses_the_bundled_trace() -> None:
@@ -67,6 +69,26 @@ def test_the_on_call_commands_work_one_after_the_other(tmp_path: Path) -> None:
         ran = run(line, tmp_path)
         assert ran.returncode == 0, f"{line}\n{ran.stderr}"
         assert ran.stdout, line
+
+
+def test_the_wrapped_server_leaves_traces_that_are_read(tmp_path: Path) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    setting, _, command = WRAP[1].partition(" ")
+    name, _, folder = setting.partition("=")
+    words = command.replace("vllm serve MODEL", "PYTHON -m tests.tracer.driver serve 1.5")
+    program, *rest = shlex.split(words)
+    assert program == "tokenlag-tracer"
+    rest = [sys.executable if word == "PYTHON" else word for word in rest]
+    paths = [str(REPO), *(str(REPO / p) if not Path(p).is_absolute() else p for p in sys.path if p)]
+    environ = {**os.environ, name: str(tmp_path / folder), "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(
+        [sys.executable, "-m", "tokenlag_tracer.cli", *rest],
+        cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    ran = run("diagnose traces/ --since 1h", tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert "engine steps" in ran.stdout
 
 
 def test_links_lead_somewhere() -> None:
