@@ -20,7 +20,7 @@ from tokenlag_tracer import engines
 from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaForCausalLM
 from transformers.generation.continuous_batching import scheduler as schedulers
 
-from tests.tracer.engines.tiny_model import tiny_config
+from benchmarks.lab.tiny_model import tiny_config
 
 SEEN: list[dict[str, Any]] = []
 

@@ -10,22 +10,18 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import os
-import signal
-import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.lab import server as lab
 from benchmarks.lab.loadgen import Record, Stream, run_load
 from tests.tracer.engines.installed import python_with
-from tests.tracer.support import REPO, environment, free_port
+from tests.tracer.support import REPO, free_port
 
-HERE = Path(__file__).resolve().parent
-START_S = 400  # on a machine with much else to do
 N_BLOCKS, BLOCK_SIZE, N_SLOTS, BUDGET = 66, 32, 8, 256
 MARK = "zxqv-marked-prompt-7731"
 
@@ -52,15 +48,6 @@ class Served:
         return [record for records in self.records.values() for record in records]
 
 
-def make_model(python: str, folder: Path) -> Path:
-    model = folder / "model"
-    subprocess.run(
-        [python, str(HERE / "tiny_model.py"), str(model)],
-        check=True, capture_output=True, timeout=300, env={**os.environ, "HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
-    return model
-
-
 def _entry_point(folder: Path) -> Path:
     """Writes what an installed tokenlag-tracer has in its metadata."""
     info = folder / "installed" / "tokenlag_tracer-0.1.0.dist-info"
@@ -75,21 +62,19 @@ def _entry_point(folder: Path) -> Path:
 
 
 @contextmanager
-def server(way: str, folder: Path, *flags: str, trace: bool = True) -> Iterator[tuple[int, Served]]:
+def server(way: str, folder: Path, *flags: str) -> Iterator[tuple[int, Served]]:
     """Runs a server; yields its port and where its traces go."""
     python = python_with_vllm()
     port = free_port()
-    served = Served(way, folder / "traces", [folder / "server.log", folder / "writer.log"],
-                    folder / "own-steps")  # fmt: skip
-    variables = environment(
-        served.traces, HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1",
-        VLLM_CPU_KVCACHE_SPACE="1", OMP_NUM_THREADS="1", VLLM_CPU_OMP_THREADS_BIND="nobind",
-        OWN_SCHEDULER_LOG=str(served.own_steps), TOKENLAG_EXIT_WAIT="60",
+    logs = [folder / "server.log", folder / "writer.log"]
+    served = Served(way, folder / "traces", logs, folder / "own-steps")
+    variables = lab.environment(
+        {
+            "TOKENLAG_TRACES_DIR": str(served.traces), "TOKENLAG_LOG": str(logs[1]),
+            "TOKENLAG_EXIT_WAIT": "60", "OWN_SCHEDULER_LOG": str(served.own_steps),
+        }
     )  # fmt: skip
-    command = [python, "-m", "vllm.entrypoints.cli.main", "serve", str(make_model(python, folder))]
-    command += [
-        "--served-model-name", "tiny", "--load-format", "dummy", "--dtype", "float32",
-        "--host", "127.0.0.1", "--port", str(port), "--enforce-eager",
+    limits = [
         "--max-model-len", "2048", "--max-num-seqs", str(N_SLOTS),
         "--max-num-batched-tokens", str(BUDGET), "--block-size", str(BLOCK_SIZE),
         "--num-gpu-blocks-override", str(N_BLOCKS), *flags,
@@ -97,48 +82,15 @@ def server(way: str, folder: Path, *flags: str, trace: bool = True) -> Iterator[
     paths = variables["PYTHONPATH"]
     if way == "plugin":
         variables["PYTHONPATH"] = f"{_entry_point(folder)}:{paths}"
-        command += ["--scheduler-cls", "tests.tracer.engines.own_scheduler.OwnScheduler"]
+        limits += ["--scheduler-cls", "tests.tracer.engines.own_scheduler.OwnScheduler"]
     else:
-        variables["PYTHONPATH"] = f"{HERE / 'async_on_cpu'}:{paths}"
+        variables["PYTHONPATH"] = f"{lab.ASYNC_ON_CPU}:{paths}"
+        limits.append("--async-scheduling")
+    command = lab.vllm_command(python, lab.make_model(python, folder), port, limits)
+    if way == "run":
         command = [python, "-m", "tokenlag_tracer.cli", "run", "--", *command]
-        command.append("--async-scheduling")
-    with served.logs[0].open("wb") as log:
-        process = subprocess.Popen(
-            command, env=variables, cwd=REPO, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            start_new_session=True,
-        )  # fmt: skip
-        try:
-            _wait_until_up(process, port, served.logs[0])
-            yield port, served
-        finally:
-            _stop(process)
-
-
-def _wait_until_up(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    deadline_s = time.monotonic() + START_S
-    while time.monotonic() < deadline_s:
-        assert process.poll() is None, log.read_text(errors="replace")[-3000:]
-        try:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-            connection.request("GET", "/health")
-            if connection.getresponse().status == 200:
-                return
-        except OSError:
-            pass
-        finally:
-            connection.close()
-        time.sleep(0.5)
-    raise AssertionError(f"vLLM is not up: {log.read_text(errors='replace')[-3000:]}")
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Ends the server by SIGTERM, and what is left of its processes after that."""
-    process.send_signal(signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(90)
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait(10)
+    with lab.serving(command, port, logs[0], variables):
+        yield port, served
 
 
 def load(port: int, name: str, streams: Sequence[Stream], seconds: float = 60.0) -> list[Record]:

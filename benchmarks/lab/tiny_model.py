@@ -1,6 +1,6 @@
 """Makes a tiny model with random weights and a tokenizer of its own, without a hub.
 
-    python tiny_model.py FOLDER
+    python tiny_model.py FOLDER [LAYERS HEADS]
 
 It is run by the interpreter that has torch and transformers, which need not be the tests' own.
 """
@@ -40,19 +40,20 @@ def tokenizer_files(folder: Path) -> int:
     return len(wrapped)
 
 
-def tiny_config(vocabulary: int) -> object:
-    """A Llama of two layers; heads of 64, since vLLM's CPU attention has no smaller ones."""
+def tiny_config(vocabulary: int, n_layers: int = 2, n_heads: int = 2) -> object:
+    """A Llama; its heads are of 64, since vLLM's CPU attention has no smaller ones."""
     from transformers import LlamaConfig
 
     return LlamaConfig(
-        vocab_size=vocabulary, hidden_size=128, intermediate_size=256, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=64,
-        max_position_embeddings=4096, bos_token_id=0, eos_token_id=1, pad_token_id=2,
+        vocab_size=vocabulary, hidden_size=64 * n_heads, intermediate_size=128 * n_heads,
+        num_hidden_layers=n_layers, num_attention_heads=n_heads,
+        num_key_value_heads=max(1, n_heads // 2), head_dim=64,
+        max_position_embeddings=32768, bos_token_id=0, eos_token_id=1, pad_token_id=2,
         tie_word_embeddings=False, dtype="float32",
     )  # fmt: skip
 
 
-def make(folder: Path) -> None:
+def make(folder: Path, n_layers: int = 2, n_heads: int = 2) -> None:
     """Writes the model."""
     import torch
     from transformers import LlamaForCausalLM
@@ -60,8 +61,8 @@ def make(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     vocabulary = tokenizer_files(folder)
     torch.manual_seed(0)
-    LlamaForCausalLM(tiny_config(vocabulary)).save_pretrained(folder)
+    LlamaForCausalLM(tiny_config(vocabulary, n_layers, n_heads)).save_pretrained(folder)
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]))
+    make(Path(sys.argv[1]), *map(int, sys.argv[2:4]))
