@@ -45,16 +45,19 @@ class RequestInFlight:
     Attributes:
         request: its front recorder's handle.
         arrived_ns: when it was received, monotonic.
+        rendered_ns: when its prompt's tokens were there; 0 until an adapter says so.
     """
 
     __slots__ = (
         "_delivery_max_ns", "_delivery_ns", "_first_ns", "_is_complete", "_is_done", "_is_sse",
-        "_last_ns", "_ready_ns", "_splitter", "_status", "_told", "arrived_ns", "request",
+        "_last_ns", "_ready_ns", "_splitter", "_status", "_told", "arrived_ns", "rendered_ns",
+        "request",
     )  # fmt: skip
 
     def __init__(self, request: FrontRequest, arrived_ns: int = 0) -> None:
         self.request = request
         self.arrived_ns = arrived_ns
+        self.rendered_ns = 0
         self._told: dict[str, Value] = {}
         self._ready_ns: int | None = None
         self._first_ns: int | None = None
@@ -394,9 +397,7 @@ def uninstrument(traced: Any) -> None:
 
 def _switch_off(layer: Any) -> None:
     """Switches every such middleware off in a chain of them."""
-    seen: set[int] = set()
-    while layer is not None and id(layer) not in seen:
-        seen.add(id(layer))
+    while layer is not None:
         if isinstance(layer, TraceMiddleware):
             layer.is_on = False
         layer = getattr(layer, "app", None)
