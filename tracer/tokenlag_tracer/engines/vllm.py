@@ -142,8 +142,7 @@ def _change_outputs(module: ModuleType) -> None:
 def _change_renderer(module: ModuleType) -> None:
     from tokenlag_tracer.engines import vllm_front
 
-    for name in ("render_chat_async", "render_cmpl_async"):
-        _patches.replace(module.BaseRenderer, name, vllm_front.time_rendering)
+    _patches.replace(module.BaseRenderer, "render_chat_async", vllm_front.time_templating)
     _patches.replace(module.BaseRenderer, "tokenize_prompts_async", vllm_front.time_tokenizing)
 
 

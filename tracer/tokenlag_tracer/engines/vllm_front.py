@@ -16,10 +16,8 @@ from typing import Any
 from tokenlag_tracer import asgi
 from tokenlag_tracer.engines.patching import describe, warn_once
 
-# Of the request that this task serves: when its rendering began and whether by a chat template,
-# and when its tokens were there.
-_rendering: ContextVar[tuple[int, bool]] = ContextVar("tokenlag_rendering", default=(0, False))
-_rendered_ns: ContextVar[int] = ContextVar("tokenlag_rendered", default=0)
+# When the rendering that this task does began, if it is by a chat template; else 0.
+_templating_ns: ContextVar[int] = ContextVar("tokenlag_templating", default=0)
 
 
 def _quietly(tell: Callable[[], None]) -> None:
@@ -63,9 +61,8 @@ def join_request(original: Callable[..., Any]) -> Callable[..., Any]:
             request_id = getattr(request, "external_req_id", None) or request.request_id
             if flight.request_id != request_id:
                 flight.update(request_id=request_id)
-            rendered_ns = _rendered_ns.get()
+            rendered_ns, flight.rendered_ns = flight.rendered_ns, 0
             if rendered_ns:
-                _rendered_ns.set(0)
                 flight.stage("preprocess", rendered_ns)
             parent = args[1] if len(args) > 1 else kwargs.get("parent_req")
             params = request.sampling_params
@@ -80,15 +77,14 @@ def join_request(original: Callable[..., Any]) -> Callable[..., Any]:
     return add_request
 
 
-def time_rendering(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """Wraps the rendering of a prompt: what came before it was reading the request."""
-    is_chat = "chat" in original.__name__
+def time_templating(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Wraps the rendering of a chat: what came before it was reading the request."""
 
     @functools.wraps(original)
-    async def render(self: Any, *args: Any, **kwargs: Any) -> Any:
+    async def render_chat_async(self: Any, *args: Any, **kwargs: Any) -> Any:
         def tell() -> None:
             now_ns = time.monotonic_ns()
-            _rendering.set((now_ns, is_chat))
+            _templating_ns.set(now_ns)
             flight = asgi.current_request()
             if flight is not None and flight.arrived_ns:
                 flight.stage("parse", flight.arrived_ns, now_ns)
@@ -96,7 +92,7 @@ def time_rendering(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awa
         _quietly(tell)
         return await original(self, *args, **kwargs)
 
-    return render
+    return render_chat_async
 
 
 def time_tokenizing(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
@@ -111,12 +107,14 @@ def time_tokenizing(original: Callable[..., Awaitable[Any]]) -> Callable[..., Aw
             flight = asgi.current_request()
             if flight is None:
                 return
-            end_ns = time.monotonic_ns()
-            since_ns, is_chat = _rendering.get()
-            if since_ns and is_chat:
-                flight.stage("template", since_ns, start_ns)
-            flight.stage("tokenize", start_ns, end_ns)
-            _rendered_ns.set(end_ns)
+            templating_ns = _templating_ns.get()
+            if templating_ns:
+                flight.stage("template", templating_ns, start_ns)
+            elif flight.arrived_ns:
+                flight.stage("parse", flight.arrived_ns, start_ns)
+            # Kept with the request, not with the task: this may be a task of its own.
+            flight.rendered_ns = time.monotonic_ns()
+            flight.stage("tokenize", start_ns, flight.rendered_ns)
 
         _quietly(tell)
         return result
