@@ -20,6 +20,8 @@ MAX_BINS = 60
 MIN_RATIO = 1.5
 MIN_SLOWER = 1.1
 STEPS_A_BIN = 25
+FEWEST_STEPS_A_BIN = 6
+FEWEST_BINS = 20
 MAX_TREND_OF_JUMP = 0.34
 BLOCK = 8
 N_PERMUTATIONS = 199
@@ -56,6 +58,8 @@ def find_slower(end_ns: Ints, ratio: Floats) -> int | None:
         ratio: observed over expected, same length.
     """
     n_bins = min(MAX_BINS, len(end_ns) // STEPS_A_BIN)
+    # Few steps (those with prompt chunks may be) make smaller bins; their noise is permuted too.
+    n_bins = max(n_bins, min(FEWEST_BINS, len(end_ns) // FEWEST_STEPS_A_BIN))
     if n_bins < 2 * MIN_BINS_A_SIDE:
         return None
     parts = np.array_split(np.arange(len(end_ns)), n_bins)

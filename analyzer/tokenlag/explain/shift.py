@@ -23,7 +23,8 @@ MIN_MIXED = 5
 MIN_ALIKE = 3
 NEAR_STEPS = 4
 MIN_NEAR = 20
-MIN_SPREAD = 2.5
+MIN_LENGTH_RATIO = 1.25
+SURE = 4.0
 N_BLOCKS = 20
 HUBER = 1.5
 ITERATIONS = 20
@@ -102,7 +103,7 @@ def find_shift(reference: Observed, window: Observed) -> Shift | None:
     ratio = observed / np.maximum(expected, 1e-9)
     low, high = _block_interval(ratio)
     slope, intercept = _line(expected, observed)
-    if not _is_separable(expected, mixed):
+    if not _is_separable(expected, observed, mixed):
         slope, intercept = np.nan, np.nan
     near = _near(mixed)
     mixed_excess, mixed_error = _centre((observed - expected)[mixed])
@@ -166,16 +167,25 @@ def _centre(values: Floats) -> tuple[float, float]:
     return float(middle), float(1.253 * (high - low) / 1.349 / np.sqrt(len(values)))
 
 
-def _is_separable(expected: Floats, mixed: npt.NDArray[np.bool_]) -> bool:
-    """Whether expected times spread enough, by steps that are not just a few."""
+def _is_separable(expected: Floats, observed: Floats, mixed: npt.NDArray[np.bool_]) -> bool:
+    """Whether a factor and a constant would show apart, given how sure the excesses are.
+
+    Short steps have the excess e. A constant gives long steps e as well, a factor e times the
+    ratio of their lengths. The two must differ by `SURE` standard errors; without prompt
+    chunks the longest tenth of the steps stands for the long ones.
+    """
+    long = mixed
     if mixed.sum() < MIN_MIXED:
-        low, high = np.quantile(expected, [0.05, 0.95])
-        return bool(high >= MIN_SPREAD * low)
-    return (
-        bool(np.median(expected[mixed]) >= MIN_SPREAD * np.median(expected[~mixed]))
-        if ((~mixed).any())
-        else bool(np.quantile(expected, 0.95) >= MIN_SPREAD * np.quantile(expected, 0.05))
-    )
+        long = expected >= np.quantile(expected, 0.9)
+    short = ~mixed & (expected <= np.median(expected[~mixed])) if (~mixed).any() else ~long
+    if long.sum() < MIN_MIXED or short.sum() < MIN_MIXED:
+        return False
+    ratio = float(np.median(expected[long]) / max(np.median(expected[short]), 1e-9))
+    if ratio < MIN_LENGTH_RATIO:
+        return False
+    excess, error = _centre((observed - expected)[short])
+    _, long_error = _centre((observed - expected)[long])
+    return abs(excess) * (ratio - 1.0) >= SURE * float(np.hypot(error * ratio, long_error))
 
 
 def _line(expected: Floats, observed: Floats) -> tuple[float, float]:

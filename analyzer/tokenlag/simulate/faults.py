@@ -114,12 +114,24 @@ def _long_prompts(draft: Draft) -> float:
 
 
 def _preempt(draft: Draft) -> float:
-    """KV for fewer tokens than the sequences that run on average hold."""
-    share = draft.rng.uniform(0.5, 0.7)
-    mean_tokens = sum(draft.prompt) / 2 + sum(draft.output) / 4
-    need = max(draft.prompt[1] + draft.output[1], draft.batch * mean_tokens * share)
-    draft.table["engine"]["kv_tokens"] = int(need) + 256
-    draft.table["engine"]["kv_test"] = "first-chunk"
+    """A closed loop of long prompts that are let in by their first chunk into too little KV."""
+    rng = draft.rng
+    n_prompt, clients = rng.choice((8_000, 16_000, 32_000)), rng.choice((6, 8, 12))
+    n_output = rng.choice((200, 400))
+    share = rng.uniform(0.45, 0.65)
+    step, engine = draft.table["step"], draft.table["engine"]
+    engine["max_seqs"] = max(engine["max_seqs"], 2 * clients)
+    engine["max_batch_tokens"] = max(engine["max_seqs"], rng.choice((2048, 4096)))
+    engine["kv_tokens"] = int(clients * (n_prompt + n_output) * share)
+    engine["kv_test"] = "first-chunk"
+    a_prompt_s = n_prompt * step["b_ms"] / 1e3
+    draft.table["workload"] = {
+        "main": {
+            "kind": "closed", "clients": clients, "prompt": n_prompt,
+            "output": [n_output // 2, n_output * 3 // 2], "until_s": 30 * a_prompt_s + 60,
+        }
+    }  # fmt: skip
+    draft.table["horizon_s"] = 40 * a_prompt_s + 80
     return share
 
 
@@ -317,6 +329,13 @@ def _twin_burst(draft: Draft, _twin: Table) -> Table:
     return table
 
 
+def _twin_preempt(draft: Draft, _twin: Table) -> Table:
+    """The same KV, admitted by the whole request: what is left is what preemption itself adds."""
+    table = copy.deepcopy(draft.table)
+    table["engine"]["kv_test"] = "reserve-max"
+    return table
+
+
 def _twin_engine(draft: Draft, twin: Table) -> Table:
     """The healthy workload on the engine of the case."""
     table = copy.deepcopy(twin)
@@ -328,6 +347,7 @@ TWIN_OF: Mapping[str, Callable[[Draft, Table], Table]] = {
     "prefix": lambda draft, _twin: _sessions(draft, "good"),
     "context": _twin_context,
     "burst": _twin_burst,
+    "preempt": _twin_preempt,
     "surge": _twin_engine,
     "prompts": _twin_engine,
     "outputs": _twin_engine,
