@@ -279,12 +279,15 @@ def _parts(batch: list[str]) -> list[Part]:
 
 def test_a_wrapped_runner_is_the_runner_and_its_calls_are_steps() -> None:
     bench = Bench()
+    runner = Runner()
     traced = TracedRunner(
-        Runner(), bench.engine(), parts=_parts, told=lambda batch: {"running": len(batch)}
+        runner, bench.engine(), parts=_parts, told=lambda batch: {"running": len(batch)}
     )
     assert traced(["a", "b"]) == ["a", "b"]
     assert traced.n_calls == 1
     assert traced.training
+    traced.training = False
+    assert runner.training is False
     traced.tracer.finished("a", "stop")
     traced.tracer.finished("b", "stop")
     rows = bench.settle()
@@ -327,6 +330,19 @@ def test_after_uninstrument_calls_go_straight_through() -> None:
     engines.uninstrument(traced)
     assert traced.execute_model(["a", "b"]) == 2
     assert len(_steps(bench.settle())) == 1
+
+
+def test_the_kill_switch_leaves_the_engine_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENLAG_DISABLED", "1")
+    tracer = StepTracer()
+    assert tracer.queued("a", prompt_tokens=3) == 0
+    for at in range(3):
+        with tracer.step([Part("a", 1, at, at == 0)], running=1):
+            pass
+    tracer.finished("a", "stop")
+    assert tracer.n_failed == 0
+    runner = Runner()
+    assert engines.instrument(runner, parts=_parts) is runner
 
 
 def test_torch_is_not_imported_by_the_tracer() -> None:

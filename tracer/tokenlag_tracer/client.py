@@ -134,8 +134,9 @@ class Call:
                 gap_max_ns=gaps[-1] if gaps else None,
             )
             if self._keeps_chunks and len(times) <= MAX_CHUNK_TIMES:
+                digits = 1 if len(times) <= MAX_CHUNK_TIMES // 2 else 0  # so that a list fits
                 told["chunk_ms"] = ",".join(
-                    f"{(at_ns - self.start_ns) / 1e6:.1f}" for at_ns in times
+                    f"{(at_ns - self.start_ns) / 1e6:.{digits}f}" for at_ns in times
                 )
         if self._intended_ns is not None:
             told["intended_ns"] = self.start_ns - self._intended_ns

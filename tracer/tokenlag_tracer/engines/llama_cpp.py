@@ -41,8 +41,6 @@ class Timings:
     prompt_ns: int | None = None
     n_output: int | None = None
     decode_ns: int | None = None
-    n_drafted: int | None = None
-    n_accepted: int | None = None
 
     @classmethod
     def read(cls, told: object) -> Timings | None:
@@ -52,7 +50,6 @@ class Timings:
         return cls(
             _count(told.get("cache_n")), _count(told.get("prompt_n")), _ns(told.get("prompt_ms")),
             _count(told.get("predicted_n")), _ns(told.get("predicted_ms")),
-            _count(told.get("draft_n")), _count(told.get("draft_n_accepted")),
         )  # fmt: skip
 
 

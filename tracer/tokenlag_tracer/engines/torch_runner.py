@@ -234,6 +234,9 @@ def _new_tokens(
     return [counts[index] for index in sorted(counts)]
 
 
+_OWN: Final = frozenset(("tracer", "_runner", "_parts", "_told", "_is_on", "_run"))
+
+
 class TracedRunner:
     """A runner that is called once a step, traced. All else of it is the runner's own.
 
@@ -267,12 +270,16 @@ class TracedRunner:
         self._is_on = True
         if method is not None:
             self._run = getattr(runner, method)
-            setattr(self, method, self._step)
+            self.__dict__[method] = self._step
         else:
             self._run = runner
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_runner"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_own = name in _OWN or name in self.__dict__ or "_runner" not in self.__dict__
+        (super().__setattr__ if is_own else self._runner.__setattr__)(name, value)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Runs one step."""
