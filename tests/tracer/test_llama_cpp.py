@@ -27,6 +27,7 @@ from tokenlag_tracer.identity import Context
 from tokenlag_tracer.spans import Row
 
 from tests.simulate.reading import Read
+from tests.tracer.service import EXAMPLE, diagnose
 from tests.tracer.support import REPO, environment, free_port, named, spans_in
 
 MS = 1_000_000
@@ -279,9 +280,9 @@ def _process(command: list[str], env: dict[str, str], log: Path, url: str) -> It
             process.wait(30)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("llama")
+@contextlib.contextmanager
+def _serving(folder: Path) -> Iterator[Server]:
+    """The engine with one slot, and the proxy; traces are complete after the `with`."""
     ports = [free_port(), free_port()]
     env = environment(folder / "traces")
     engine, url = (f"http://127.0.0.1:{port}" for port in ports)
@@ -294,6 +295,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         _process(proxying, env, folder / "proxy.log", url),
     ):
         yield Server(url, engine, folder)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with _serving(tmp_path_factory.mktemp("llama")) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -430,3 +437,23 @@ def test_no_text_of_the_real_server_s_in_any_span(server: Server, spans: list[Re
     assert len(spans) > 20
     for span in spans:
         assert MARK not in json.dumps([span.name, span.attributes, span.resource])
+
+
+@real
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("duckdb") is None, reason="the analyzer needs duckdb")
+def test_the_real_server_s_one_slot_is_named_from_outside(tmp_path: Path) -> None:
+    with _serving(tmp_path) as serving:
+        load = [
+            str(EXAMPLE / "load.py"), serving.url, "--rate", "14", "--seconds", "5",
+            "--max-tokens", "64",
+        ]  # fmt: skip
+        subprocess.run(
+            [sys.executable, *load], env=environment(tmp_path / "traces"), check=True, timeout=120
+        )
+    diagnosis = diagnose(tmp_path / "traces")
+    assert diagnosis["verdict"]["cause"] == "queueing-not-prefill"
+    facts = diagnosis["findings"][0]["facts"]
+    assert (facts["limit"], facts["limit_basis"]) == ("slots", "inferred from concurrency")
+    assert facts["pinned_at"] == 1
+    assert "steps" not in diagnosis["coverage"]["sees"]  # and it does not claim to have seen any
