@@ -31,6 +31,7 @@ ALONE = [
     ("prefill-slow", "fault", "prefill-runs-slow"),
     ("slow", "fault", "steps-run-slow"),
     ("slow", "host", "host-starves-steps"),
+    ("speculation", "fault", "speculation-not-paying"),
 ]
 """Named from the traces by themselves: no baseline is given."""
 

@@ -74,6 +74,13 @@ def _find_slower(store: Store) -> int | None:
             at = changepoint.find_slower(rows.ints("end_ns")[chosen], ratio[chosen])
             if at is not None:
                 found.append(at)
+        # With drafts a step yields several tokens a stream: fewer of them is slower as well.
+        n_new = rows.floats("n_new_tokens")
+        drafting = (n_new > 0) & (n_decode > 0) & np.isfinite(rows.floats("n_drafted"))
+        steps_a_token = n_decode[drafting] / n_new[drafting]
+        at = changepoint.find_slower(rows.ints("end_ns")[drafting], steps_a_token)
+        if at is not None:
+            found.append(at)
     return min(found) if found else None
 
 
