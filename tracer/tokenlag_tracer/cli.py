@@ -51,10 +51,11 @@ def child_environment(traces_dir: str | None) -> dict[str, str]:
     environment["PYTHONPATH"] = os.pathsep.join(paths)
     if traces_dir:
         environment[config.TRACES_DIR] = str(Path(traces_dir).absolute())
-    # vLLM loads all plugins, unless this names those that it may load.
-    allowed = environment.get("VLLM_PLUGINS")
-    if allowed is not None and PLUGIN not in allowed.split(","):
-        environment["VLLM_PLUGINS"] = ",".join(filter(None, [*allowed.split(","), PLUGIN]))
+    # Engines load all plugins, unless these name those that they may load.
+    for name in ("VLLM_PLUGINS", "SGLANG_PLUGINS"):
+        allowed = environment.get(name)
+        if allowed is not None and PLUGIN not in allowed.split(","):
+            environment[name] = ",".join(filter(None, [*allowed.split(","), PLUGIN]))
     return environment
 
 
