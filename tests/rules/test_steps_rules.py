@@ -218,7 +218,7 @@ def test_the_roofline_says_what_bytes_and_batch_would_do(lab: Lab) -> None:
     facts = notes["decode-at-memory-bound"].facts
     assert facts["decode_ms"] == pytest.approx(8.0, rel=0.03)
     assert facts["fp8_ms"] == pytest.approx(4.0, rel=0.03), "weights of half the bytes"
-    assert facts["share"] == pytest.approx(0.91, abs=0.01)
+    assert facts["memory_share"] == pytest.approx(0.91, abs=0.01)
     assert facts["compute"] < 0.05, "twice the FLOP/s would not be noticed"
     # One read of the weights for 32 tokens instead of one.
     assert facts["batch32_ms"] == pytest.approx(8.0 / 32, rel=0.2)
