@@ -40,6 +40,7 @@ SPANS_PER_FRAME: Final = 32_768
 MIN_GROUP: Final = 4  # below this, setting up a group's columns costs more than the loop
 MAX_SHAPES: Final = 64  # above this, shapes are too many to be built one after another
 SPAN_FIELDS: Final = Span.__struct_fields__
+_ORDER: Final = "\0"  # no key; gives frames without values their height
 ORIGIN_SCHEMA: Final = {"source": pl.String(), "scope": pl.String()}
 
 
@@ -84,7 +85,8 @@ class Values:
             if any(None in texts for texts in taken):
                 return [self.convert(item, value_type) for item in column]
             return taken
-        if None in taken:  # some came in another field than their type's
+        # Truth is cheaper to ask than equality.
+        if not all(taken) and None in taken:  # some came in another field than their type's
             for index, value in enumerate(taken):
                 if value is None:
                     taken[index] = self.convert(column[index], value_type)
@@ -320,12 +322,12 @@ class Columns:
             times("end_ns", rows.ends),
             enums("status_code", rows.codes, STATUS_NAMES),
         ]
-        sizes = [len(part.origins) for part, _ in parts]
-        by_key = {key: None for _, series in parts for key in series}
-        columns += [
-            self._stacked(key, [series.get(key) for _, series in parts], sizes) for key in by_key
+        values = [
+            pl.DataFrame([pl.Series(_ORDER, part.origins, dtype=pl.Int32), *series.values()])
+            for part, series in parts
         ]
-        frame = pl.DataFrame(columns).hstack(self._origin_frame()[rows.origins])
+        taken = pl.concat(values, how="diagonal").drop(_ORDER)
+        frame = pl.DataFrame(columns).hstack(taken).hstack(self._origin_columns(rows.origins))
         good = trace_ids.is_not_null() & span_ids.is_not_null()
         if not good.all():
             self._losses.n_without_ids += frame.height - int(good.sum())
@@ -334,22 +336,13 @@ class Columns:
         self._losses.n_without_times += frame.height - int(timed.sum())
         return frame
 
-    def _stacked(self, key: str, parts: list[pl.Series | None], sizes: list[int]) -> pl.Series:
-        """One column out of the shapes' columns, with NULL for shapes that lack it."""
-        kind = dtype(self._vocabulary.span[key])
-        pieces: list[pl.Series] = []
-        n_missing = 0
-        for part, size in zip(parts, sizes, strict=True):
-            if part is None:
-                n_missing += size
-                continue
-            if n_missing:
-                pieces.append(pl.Series(key, [], dtype=kind).clear(n_missing))
-            pieces.append(part)
-            n_missing = 0
-        if n_missing:
-            pieces.append(pl.Series(key, [], dtype=kind).clear(n_missing))
-        return pl.concat(pieces)
+    def _origin_columns(self, origins: list[int]) -> pl.DataFrame:
+        """What the origins say, for each row; nothing of what no origin says."""
+        frame = self._origin_frame()
+        frame = frame.select(column for column in frame if column.null_count() < frame.height)
+        if frame.height == 1:
+            return frame.select(column.new_from_index(0, len(origins)) for column in frame)
+        return frame[origins]
 
     def _origin_frame(self) -> pl.DataFrame:
         """One row for each origin, in the order of their numbers."""
