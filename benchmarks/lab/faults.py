@@ -57,16 +57,17 @@ FAULTS: Final = (
     ),
     Fault(
         "long-prompt",
-        "a prompt of 8,000 tokens in one step every 10 s, beside streams",
+        "a prompt of 8,000 tokens in one step every 7 s, beside long answers",
         ("--max-model-len", "16384", "--max-num-seqs", "32", "--max-num-batched-tokens", "8192"),
         (
-            Stream(rate=1.0, prompt=(50, 150), output=(60, 100), tenant="chat"),
-            Stream(every_s=10.0, prompt=(8000, 8000), output=(4, 8), tenant="docs"),
+            Stream(rate=0.8, prompt=(50, 150), output=(300, 450), tenant="chat"),
+            Stream(every_s=7.0, prompt=(8000, 8000), output=(4, 8), tenant="docs"),
         ),
         {
             "cause": "long-prompt-stalled-streams", "symptom": "itl", "mode": "mixed",
-            "culprit": "docs",
+            "culprit": "docs", "notes": ["short-behind-long-prompt"],
         },
+        seconds=30.0,
     ),
 )  # fmt: skip
 
