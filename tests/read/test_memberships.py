@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenlag.read.memberships import Memberships, decode_memberships
 
@@ -63,6 +63,7 @@ def is_unknown(found: Memberships, step: int) -> bool:
     return bool(((found.unknown_first <= step) & (step <= found.unknown_last)).any())
 
 
+@settings(deadline=None)
 @given(
     batches=st.lists(st.sets(st.integers(0, 9), max_size=6), min_size=1, max_size=60),
     full_every=st.integers(1, 12),
