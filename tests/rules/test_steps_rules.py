@@ -42,7 +42,6 @@ COMPARED = [
     ("S09", "ramp", "steps-run-slow"),
     ("S09", "idle", "steps-run-slow"),
     ("speculation", "fault", "speculation-not-paying"),
-    ("prefill-slow", "fault", "prefill-runs-slow"),
 ]
 """Named against the traces of the healthy twin."""
 

@@ -25,6 +25,7 @@ NEAR_STEPS = 4
 MIN_NEAR = 20
 MIN_LENGTH_RATIO = 1.25
 SURE = 4.0
+TRIMMED = 0.05
 N_BLOCKS = 20
 HUBER = 1.5
 ITERATIONS = 20
@@ -89,9 +90,11 @@ def find_shift(reference: Observed, window: Observed) -> Shift | None:
         # Chunks of one size have no price by the token, but steps alike can be compared.
         matched = _alike(reference, window)
         known = (window.n_prefill_tokens == 0) | np.isfinite(matched)
-    # Batches larger than any of the reference are extrapolation: they say nothing of speed.
+    # Larger batches or contexts than any of the reference are extrapolation: what is not
+    # priced there (a term of little weight may be) says nothing of speed.
     known &= window.n_decode <= reference.n_decode.max()
     known &= window.n_prefill_tokens <= max(reference.n_prefill_tokens.max(), 0.0)
+    known &= window.n_context_tokens <= reference.n_context_tokens.max()
     if known.sum() < MIN_STEPS:
         return None
     expected = model.predict(
@@ -159,20 +162,24 @@ def _near(mixed: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
 
 
 def _centre(values: Floats) -> tuple[float, float]:
-    """Median and its standard error from the spread of the middle half; NaN of too few."""
+    """Trimmed mean and its standard error (of the winsorised values); NaN of too few.
+
+    Stops are trimmed away, and a clock that flips between two levels still has a centre.
+    """
     if len(values) < MIN_MIXED:
         return np.nan, np.nan
-    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
-    # The error of a normal sample's median: 1.253 standard deviations over √n.
-    return float(middle), float(1.253 * (high - low) / 1.349 / np.sqrt(len(values)))
+    low, high = np.quantile(values, [TRIMMED, 1.0 - TRIMMED])
+    kept = values[(values >= low) & (values <= high)]
+    spread = float(np.clip(values, low, high).std(ddof=1))
+    return float(kept.mean()), spread / ((1.0 - 2.0 * TRIMMED) * np.sqrt(len(values)))
 
 
 def _is_separable(expected: Floats, observed: Floats, mixed: npt.NDArray[np.bool_]) -> bool:
-    """Whether a factor and a constant would show apart, given how sure the excesses are.
+    """Whether the excesses are sure enough to rule out a factor or a constant.
 
     Short steps have the excess e. A constant gives long steps e as well, a factor e times the
-    ratio of their lengths. The two must differ by `SURE` standard errors; without prompt
-    chunks the longest tenth of the steps stands for the long ones.
+    ratio of their lengths. Either is ruled out if it is `SURE` standard errors from what the
+    long steps have; without prompt chunks the longest tenth of the steps stands for them.
     """
     long = mixed
     if mixed.sum() < MIN_MIXED:
@@ -184,8 +191,12 @@ def _is_separable(expected: Floats, observed: Floats, mixed: npt.NDArray[np.bool
     if ratio < MIN_LENGTH_RATIO:
         return False
     excess, error = _centre((observed - expected)[short])
-    _, long_error = _centre((observed - expected)[long])
-    return abs(excess) * (ratio - 1.0) >= SURE * float(np.hypot(error * ratio, long_error))
+    seen, seen_error = _centre((observed - expected)[long])
+
+    def is_out(factor: float) -> bool:
+        return abs(seen - excess * factor) >= SURE * float(np.hypot(error * factor, seen_error))
+
+    return is_out(1.0) or is_out(ratio)
 
 
 def _line(expected: Floats, observed: Floats) -> tuple[float, float]:

@@ -261,7 +261,7 @@ create table step_shift (
     ratio_decode   double,            -- median observed ÷ expected of decode-only steps
     ratio_mixed    double,            -- of steps with prompt chunks
     ratio_near     double,            -- of the decode-only steps right after those: slow for a while, whatever is in them?
-    mixed_excess_ms double,           -- median observed − expected of steps with prompt chunks
+    mixed_excess_ms double,           -- observed − expected of steps with prompt chunks, trimmed mean
     mixed_error_ms double,            -- its standard error
     ratio_lo       double,            -- 90 % interval of the median ratio of all, over blocks of time
     ratio_hi       double,
