@@ -186,6 +186,7 @@ def _fill(text: str, names: Mapping[str, str | int], place: str) -> str:
 def _as_array(values: Column) -> np.ndarray[Any, Any]:
     if isinstance(values, np.ndarray):
         return values
+    values = [None if value is np.ma.masked else value for value in values]
     present = [value for value in values if value is not None]
     if any(isinstance(value, str | list | tuple) for value in present) or not present:
         array = np.empty(len(values), dtype=object)
