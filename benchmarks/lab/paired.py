@@ -5,6 +5,8 @@
 Both servers are up all the time and are loaded in turn, in short blocks of random order, so that
 whatever else the machine does falls on both alike; both blocks of a pair get the same plan. The
 figure is the median over pairs of the ratio with to without, with a bootstrap interval of it.
+Beside what clients see it is the processor time that the server's own processes took for each
+token, which a busy machine disturbs less, and what the tracer's writer took.
 `--same` traces neither server: what the method itself makes of no difference.
 """
 
@@ -13,10 +15,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import sys
+import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -39,8 +43,16 @@ FLAGS: Final = (
 SATURATING: Final = (Stream(every_s=0.02, prompt=(40, 120), output=(60, 90), to_s=0.7),)
 # Half of what it can do: what the tracer takes is seen in the gaps.
 STEADY: Final = (Stream(rate=2.0, prompt=(40, 300), output=(40, 60)),)
-FIGURES: Final = ("chunks_per_s", "itl_p50_ms", "itl_p99_ms", "ttft_p50_ms")
+FIGURES: Final = (
+    "chunks_per_s", "itl_p50_ms", "itl_p99_ms", "ttft_p50_ms", "front_cpu_us", "engine_cpu_us",
+    "worker_cpu_us",
+)  # fmt: skip
+_TICK_US: Final = 1e6 / os.sysconf("SC_CLK_TCK")
 N_BOOTSTRAP: Final = 4000
+_ROLES: Final = (
+    ("VLLM::EngineCore", "engine"), ("VLLM::Worker", "worker"),
+    ("tokenlag_tracer.writer", "writer"),
+)  # fmt: skip
 
 
 def interval(ratios: Sequence[float], share: float = 0.95) -> tuple[float, float, float]:
@@ -49,6 +61,32 @@ def interval(ratios: Sequence[float], share: float = 0.95) -> tuple[float, float
     medians = sorted(median(draw.choices(ratios, k=len(ratios))) for _ in range(N_BOOTSTRAP))
     cut = int(N_BOOTSTRAP * (1 - share) / 2)
     return median(ratios), medians[cut], medians[-1 - cut]
+
+
+def cpu_us(root: int) -> dict[str, float]:
+    """Returns processor time so far of a server's processes by what they are, in microseconds."""
+    found = dict.fromkeys(("front", "engine", "worker", "writer"), 0.0)
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError):
+            fields = (path / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+            parents[int(path.name)] = int(fields[1])
+    for pid in parents:
+        above = pid
+        while above not in (root, 0, 1):
+            above = parents.get(above, 0)
+        if above != root:
+            continue
+        with suppress(OSError, ValueError, IndexError):
+            fields = (
+                Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+            )
+            command = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8")
+            role = next(
+                (role for mark, role in _ROLES if mark in command), "front"
+            )  # fmt: skip
+            found[role] += (int(fields[11]) + int(fields[12])) * _TICK_US
+    return found
 
 
 def main() -> int:
@@ -63,6 +101,7 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     model = make_model(options.python, options.out, 4, 4)
     ports: dict[str, int] = {}
+    roots: dict[str, int] = {}
     with ExitStack() as stack:
         for name in ("without", "with"):
             port = ports[name] = free_port()
@@ -72,10 +111,12 @@ def main() -> int:
             if name == "with" and not options.same:
                 command = [options.python, "-m", "tokenlag_tracer.cli", "run", "--", *command]
             log = options.out / f"paired-{name}.log"
-            stack.enter_context(serving(command, port, log, variables))
-        blocks = _blocks(ports, options.pairs, options.seconds)
+            roots[name] = stack.enter_context(serving(command, port, log, variables)).pid
+        blocks = _blocks(ports, roots, options.pairs, options.seconds)
     (options.out / "paired.json").write_text(json.dumps(blocks) + "\n", encoding="utf-8")
     for kind in ("saturating", "steady"):
+        writer = median(one["with"]["writer_cpu_us"] for one in blocks if one["kind"] == kind)
+        sys.stdout.write(json.dumps({"load": kind, "writer_cpu_us_per_token": writer}) + "\n")
         pairs = [pair for pair in blocks if pair["kind"] == kind]
         for figure in FIGURES:
             ratios = [pair["with"][figure] / pair["without"][figure] for pair in pairs]
@@ -93,7 +134,9 @@ def main() -> int:
     return 0
 
 
-def _blocks(ports: dict[str, int], n_pairs: int, seconds: float) -> list[dict[str, Any]]:
+def _blocks(
+    ports: dict[str, int], roots: dict[str, int], n_pairs: int, seconds: float
+) -> list[dict[str, Any]]:
     draw = random.Random(1)
     found: list[dict[str, Any]] = []
     for number in range(-1, n_pairs):  # the first warms both up
@@ -102,12 +145,18 @@ def _blocks(ports: dict[str, int], n_pairs: int, seconds: float) -> list[dict[st
             draw.shuffle(order)
             pair: dict[str, Any] = {"kind": kind}
             for name in order:
+                before = cpu_us(roots[name])
                 done = asyncio.run(
                     run_load(
                         f"http://127.0.0.1:{ports[name]}", load, seconds=seconds, seed=number + 2
                     )
                 )
-                pair[name] = dict(summary(done))
+                time.sleep(1)
+                after = cpu_us(roots[name])
+                n_tokens = sum(record.n_output for record in done)
+                pair[name] = dict(summary(done)) | {
+                    f"{role}_cpu_us": (after[role] - before[role]) / n_tokens for role in after
+                }
             if number >= 0:
                 found.append(pair)
     return found

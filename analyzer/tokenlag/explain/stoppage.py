@@ -110,6 +110,7 @@ MIN_NEAR = 5
 MIN_JUMP_FRAC = 0.2
 MAX_ROWS_A_SIZE = 64
 MAX_OF_PLAIN = 0.7
+MIN_REACH = 3.0
 FIT_ROUNDS = 4
 
 
@@ -129,20 +130,24 @@ def find_ceiling(wall_ms: Floats, n_decode: Ints, n_context: Floats) -> Ceiling 
     if len(sizes) < 3:
         return None
     cap = MIN_JUMP_FRAC * float(np.median(wall))
-    plain = _fit_error(wall, size_of, context, None, cap)[0]
-    best: tuple[float, int, float] | None = None
+    others = [_fit(wall, size_of, context, None, cap)[0]]
+    best: tuple[float, int, float, Floats] | None = None
     for size in sizes[:-1].tolist():
         above = size_of > size
         if above.sum() < MIN_SIDE or (~above).sum() < MIN_SIDE:
             continue
-        error, jump = _fit_error(wall, size_of, context, above.astype(np.float64), cap)
+        error, jump = _fit(wall, size_of, context, above.astype(np.float64), cap)
         bend = np.maximum(size_of - size, 0).astype(np.float64)
-        plain = min(plain, _fit_error(wall, size_of, context, bend, cap)[0])
-        if best is None or error < best[0]:
-            best = (error, int(size), jump)
-    if best is None or best[0] > MAX_OF_PLAIN * plain:
+        others.append(_fit(wall, size_of, context, bend, cap)[0])
+        if best is None or error.sum() < best[0]:
+            best = (float(error.sum()), int(size), jump, error)
+    if best is None:
         return None
-    _, threshold, jump = best
+    _, threshold, jump, error = best
+    # Judged where it matters: far from the size the noise of all other steps would drown it.
+    near = np.abs(size_of - threshold) <= max(MIN_REACH, 0.5 * threshold)
+    if error[near].sum() > MAX_OF_PLAIN * min(float(o[near].sum()) for o in others):
+        return None
     near_below = wall_ms[(n_decode <= threshold) & (n_decode > 0.85 * threshold - 1)]
     near_above = wall_ms[(n_decode > threshold) & (n_decode < 1.15 * threshold + 2)]
     if len(near_below) < MIN_NEAR or len(near_above) < MIN_NEAR:
@@ -168,10 +173,10 @@ def _rows_by_size(n_decode: Ints) -> Ints:
     return np.sort(np.concatenate(picked)).astype(np.int64) if picked else order
 
 
-def _fit_error(
+def _fit(
     wall_ms: Floats, n_decode: Ints, n_context: Floats, extra: Floats | None, cap: float
-) -> tuple[float, float]:
-    """Sum of residuals, each up to `cap`, and the coefficient of `extra`."""
+) -> tuple[Floats, float]:
+    """Absolute residuals, each up to `cap`, and the coefficient of `extra`."""
     columns = [np.ones(len(wall_ms)), n_decode.astype(np.float64), n_context]
     if extra is not None:
         columns.append(extra)
@@ -184,4 +189,4 @@ def _fit_error(
         residual = np.abs(design @ beta - wall_ms)
         # What is far off by more than the cap is a stop, not this size's price.
         weight = np.sqrt(np.minimum(1.0, cap / np.maximum(residual, 1e-12)))
-    return float(np.minimum(residual, cap).sum()), float(beta[-1]) if extra is not None else 0.0
+    return np.minimum(residual, cap), float(beta[-1]) if extra is not None else 0.0
