@@ -122,11 +122,12 @@ def compare(data: Path, n_repeats: int) -> None:
             if run:
                 runs[method].append(run)
     reference = statistics.median(run["seconds"] for run in runs[REFERENCE])
+    reference_cpu = statistics.median(run["cpu_seconds"] for run in runs[REFERENCE])
     size = data.stat().st_size / 1e6
     print(f"{size:.0f} MB, {os.cpu_count()} cores, median of {n_repeats}")
     print(
         f"{'method':34}{'s':>7}{'spans/s':>11}{'MB/s':>7}"
-        f"{'peak MB':>9}{'× reference':>13}{'CPU s':>7}"
+        f"{'peak MB':>9}{'× reference':>13}{'CPU s':>7}{'× by CPU':>10}"
     )
     for method, results in runs.items():
         if not results:
@@ -139,6 +140,7 @@ def compare(data: Path, n_repeats: int) -> None:
         print(
             f"{method:34}{seconds:7.2f}{n_spans / seconds:11,.0f}{size / seconds:7.0f}"
             f"{peak:9.0f}{reference / seconds:13.2f}{cpu_seconds:7.2f}"
+            f"{reference_cpu / cpu_seconds:10.2f}"
         )
 
 

@@ -85,7 +85,7 @@ class SpanReader:
             report.n_texts += 1
             why = f"longer than {MAX_TEXT_BYTES >> 20} MB, which is not read"
             _note(report, Bad(why, line, offset))
-        elif text.strip(_BLANK):
+        elif text[:64].strip(_BLANK) or text.strip(_BLANK):  # stripping copies
             self._text(job, text, offset, report, line)
 
     def _text(self, job: Job, text: bytes, offset: int, report: Report, line: int | None) -> None:
