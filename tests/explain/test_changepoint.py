@@ -104,4 +104,11 @@ def test_steps_a_fifth_slower_are_seen() -> None:
         found += at is not None and abs(at / NS - 15) <= 1
     assert found >= 0.9 * N_POWER
     assert find_slower(*ratios(1, 1.05)) is None
-    assert find_slower(*ratios(1, 2.0, n=200)) is None
+
+
+def test_few_steps_show_a_large_change_and_no_false_one() -> None:
+    found = [find_slower(*ratios(seed, 2.0, n=200)) for seed in range(N_POWER)]
+    assert sum(at is not None and abs(at / NS - 1.0) <= 0.1 for at in found) >= 0.9 * N_POWER
+    alarms = sum(find_slower(*ratios(seed, 1.0, n=200)) is not None for seed in range(N_SEEDS))
+    assert alarms <= MAX_FALSE * N_SEEDS
+    assert find_slower(*ratios(1, 2.0, n=80)) is None
