@@ -51,15 +51,15 @@ def test_excess_sums_what_is_above_the_alone_cost_and_nothing_below_cancels_it()
 def test_a_share_that_a_p90_would_notice_and_enough_of_them(
     n: int, n_slow: int, visible: bool
 ) -> None:
-    rows = [row(ttft=1000.0)] * n_slow + [row()] * (n - n_slow)
+    rows = [row(ttft=3000.0)] * n_slow + [row()] * (n - n_slow)
     assert judge(rows)["ttft"].is_visible == visible
 
 
 @pytest.mark.parametrize(
     ("alone", "ttft", "slow"),
-    [(100.0, 340.0, False), (100.0, 360.0, True), (600.0, 1150.0, False), (600.0, 1250.0, True)],
+    [(100.0, 1050.0, False), (100.0, 1150.0, True), (600.0, 2950.0, False), (600.0, 3050.0, True)],
 )
-def test_slow_is_twice_the_alone_cost_and_more_than_a_person_overlooks(
+def test_slow_is_five_times_the_alone_cost_and_a_second_more(
     alone: float, ttft: float, slow: bool
 ) -> None:
     assert judge([row(ttft=ttft, alone=alone)] * 20)["ttft"].is_visible == slow
@@ -85,7 +85,7 @@ def test_a_first_wave_is_not_the_service() -> None:
 
 
 def test_what_was_not_measured_is_neither_slow_nor_counted() -> None:
-    found = judge([row(ttft=None)] * 90 + [row(ttft=1000.0)] * 10)["ttft"]
+    found = judge([row(ttft=None)] * 90 + [row(ttft=3000.0)] * 10)["ttft"]
     assert found.is_visible
     assert "10 of 10" in found.reason
     assert np.isnan(judge([row(ttft=None)] * 20)["ttft"].alone_ms)
@@ -116,3 +116,10 @@ def test_time_between_tokens_is_judged_by_the_token() -> None:
     assert moved.is_visible
     assert not judge(rows, [("decode", "rate", 20.0, 30.0, 10.0)])["itl"].is_visible
     assert judge(rows, itl_excess_ms=123.0)["itl"].alone_ms == 123.0
+
+
+def test_a_busy_engine_is_not_slow_if_it_was_as_busy_before() -> None:
+    """What moved counts where there is a baseline; high load always costs more than alone."""
+    changes = [("ttft", "total", 3000.0, 20.0, -80.0)]
+    found = judge([row(ttft=3000.0)] * 50, changes=changes)["ttft"]
+    assert (found.is_visible, found.is_hinted) == (False, True)

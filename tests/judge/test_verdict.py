@@ -72,7 +72,7 @@ def test_nothing_wrong_says_within_what_bound() -> None:
     got = verdict(capabilities=ALL | {"baseline"})
     assert (got.status, got.cause, got.symptom) == ("healthy", None, None)
     assert "50 requests, 1000 steps" in got.summary
-    assert "20 %" in got.summary
+    assert "30 %" in got.summary
     assert "no baseline" in verdict().summary
     blind = verdict(visible={"ttft": {"alone_ms": float("nan")}})
     assert "only waiting could be judged" in blind.summary

@@ -19,9 +19,14 @@ from tokenlag.store.connection import Store
 Floats = npt.NDArray[np.float64]
 
 SLOW_SHARE = 0.10
-SLOW_FACTOR = 2.0
-NOTICED_MS = 250.0
-MOVED_FRAC = 0.20
+# A request above these is slow beyond what sharing a busy engine does to it; the lower pair is
+# enough to ask for what was not recorded, not to call a problem.
+SLOW_FACTOR = 5.0
+SLOW_MS = 1000.0
+HINT_FACTOR = 3.0
+HINT_MS = 500.0
+MOVED_FRAC = 0.30
+MOVED_LO_FRAC = 0.10
 MOVED_MS = 20.0
 MIN_REQUESTS = 10
 MIN_SLOW = 8
@@ -62,23 +67,24 @@ def find_excess(
     if is_closed_loop:
         # The client's own concurrency fills that queue; it says nothing of the service.
         ttft_over = ttft_over - np.nan_to_num(requests.floats("queue_ms"), nan=0.0)
-    ttft_slow = _slow(ttft_over, requests.floats("alone_ttft_ms")) & ~requests.bools(
-        "is_first_wave"
-    )
+    alone_ms, later = requests.floats("alone_ttft_ms"), ~requests.bools("is_first_wave")
+    slow = _above(ttft_over, alone_ms, SLOW_FACTOR, SLOW_MS) & later
+    hint = _above(ttft_over, alone_ms, HINT_FACTOR, HINT_MS) & later
+    nobody = np.zeros(n, dtype=bool)
     e2e_over = requests.floats("e2e_ms") - requests.floats("alone_e2e_ms")
     if is_closed_loop:
         e2e_over = e2e_over - np.nan_to_num(requests.floats("queue_ms"), nan=0.0)
     return {
-        "ttft": _one("ttft", ttft_over, ttft_slow, moved.get(("ttft", "total")), n),
+        "ttft": _one("ttft", ttft_over, (slow, hint), moved.get(("ttft", "total"))),
         "itl": _itl(itl_excess_ms, moved.get(("decode", "rate")), requests),
-        "e2e": _one(
-            "e2e", e2e_over, np.zeros(n, dtype=bool), moved.get(("e2e", "total")), n
-        ),
+        "e2e": _one("e2e", e2e_over, (nobody, nobody), moved.get(("e2e", "total"))),
     }  # fmt: skip
 
 
-def _slow(over_ms: Floats, alone_ms: Floats) -> npt.NDArray[np.bool_]:
-    floor = np.maximum((SLOW_FACTOR - 1.0) * alone_ms, NOTICED_MS)
+def _above(
+    over_ms: Floats, alone_ms: Floats, factor: float, floor_ms: float
+) -> npt.NDArray[np.bool_]:
+    floor = np.maximum((factor - 1.0) * alone_ms, floor_ms)
     return np.asarray(np.isfinite(over_ms) & (over_ms > floor), dtype=bool)
 
 
@@ -88,32 +94,35 @@ def _has_moved(change: tuple[float, float | None, float | None] | None) -> bool:
     effect, low, base = change
     if low is None or base is None or base <= 0:
         return False
-    return low > 0 and effect >= MOVED_FRAC * base and effect >= MOVED_MS
+    return low >= MOVED_LO_FRAC * base and effect >= MOVED_FRAC * base and effect >= MOVED_MS
 
 
 def _one(
     symptom: str,
     over_ms: Floats,
-    slow: npt.NDArray[np.bool_],
+    above: tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]],
     change: tuple[float, float | None, float | None] | None,
-    n: int,
 ) -> Excess:
-    known = np.isfinite(over_ms)
+    n, known = len(over_ms), np.isfinite(over_ms)
     alone = float(np.maximum(over_ms[known], 0.0).sum()) if known.any() else float("nan")
     rise = change[0] * n if change is not None else float("nan")
-    n_slow = int(slow.sum())
-    is_share = n >= MIN_REQUESTS and n_slow >= SLOW_SHARE * max(int(known.sum()), 1)
-    many = is_share and n_slow >= MIN_SLOW
+    slow, hint = above
+    at_least = SLOW_SHARE * max(int(known.sum()), 1)
+    # With a baseline what counts is whether it moved: a busy engine always costs more than alone.
+    many = change is None and n >= MIN_REQUESTS and slow.sum() >= max(at_least, MIN_SLOW)
+    hinted = n >= MIN_REQUESTS and hint.sum() >= max(at_least, MIN_SLOW_HINT)
     moved = n >= MIN_REQUESTS and _has_moved(change)
     reason = ""
-    hinted = is_share and n_slow >= MIN_SLOW_HINT
-    if hinted:
+    if many or hinted:
+        n_slow, factor = (slow.sum(), SLOW_FACTOR) if many else (hint.sum(), HINT_FACTOR)
         reason = (
-            f"{int(slow.sum())} of {int(known.sum())} requests take over twice their alone cost"
+            f"{n_slow} of {int(known.sum())} requests take over {factor:.0f} times their alone cost"
         )
     if moved and change is not None:
         reason = f"the mean rose by {change[0]:.0f} ms over the baseline"
-    return Excess(symptom, alone, rise, many or moved, hinted, slow, reason)
+    return Excess(
+        symptom, alone, rise, bool(many or moved), bool(hinted), slow if many else hint, reason
+    )
 
 
 def _itl(

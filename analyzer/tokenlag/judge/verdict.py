@@ -186,10 +186,9 @@ def _healthy(situation: Situation) -> Verdict:
 
 def _basis(situation: Situation) -> str:
     if "baseline" in situation.capabilities:
-        return "no symptom rose 20 % over the baseline, and fewer than one request in ten is " \
-            "above twice its alone cost"  # fmt: skip
+        return "no mean rose by 30 % over the baseline"
     if np.isfinite(situation.excess["ttft"].alone_ms):
-        return "fewer than one request in ten is above twice what it costs alone (no baseline)"
+        return "fewer than one request in ten is above five times its alone cost (no baseline)"
     return "there is neither a baseline nor an alone cost to compare with, so only " \
         "waiting could be judged"  # fmt: skip
 
