@@ -18,7 +18,8 @@ from tokenlag.simulate.traces import Damage, write_traces
 
 from tests.rules.lab import Fixture, Lab, causes, problems
 
-SEEDS = [None, 101, 102]
+# The recipe's own seed by default, two more with `-m slow`.
+SEEDS = [None, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (101, 102))]
 
 FAULTS = [
     ("S05", "fault"),

@@ -14,7 +14,8 @@ from tokenlag.simulate.traces import write_traces
 
 from tests.rules.lab import Fixture, Lab, causes, problems
 
-SEEDS = (None, 1, 2)
+# The recipe's own seed by default, two more with `-m slow`.
+SEEDS = (None, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2)))
 SURE = 0.9
 
 ALONE = [
