@@ -99,7 +99,8 @@ def test_hot_spot_says_how_hot_and_why(lab: Lab) -> None:
     assert 3.5 < hot.facts["in_hand_ratio"] <= 4.0
     assert hot.facts["skew"] == "prefix"
     assert hot.facts["others_in_flight"] < 0.1 * hot.facts["max_seqs"]
-    assert {"slow-replica", "queueing-not-prefill"} <= {r.rule for r in hot.ruled_out}
+    # Its batches are beyond what the others run, so that its speed cannot be compared.
+    assert "queueing-not-prefill" in {r.rule for r in hot.ruled_out}
     queue = finding(lab.diagnose(Fixture("S05", "fault")), "queueing-not-prefill")
     assert queue.consequence_of == "replica-hot-spot"
 
@@ -141,7 +142,7 @@ def test_a_whole_stream_that_comes_at_its_end_is_a_buffer(lab: Lab) -> None:
 def test_flood_names_the_tenant_and_its_victims(lab: Lab) -> None:
     flood = finding(lab.diagnose(Fixture("tenant-flood", "fault")), "one-tenant-floods")
     assert [b.culprit for b in flood.blame] == ["tenant docs"]
-    assert flood.facts["share"] > 0.8
+    assert flood.facts["tenant_share"] > 0.8
     assert flood.facts["others_growth"] == pytest.approx(1, abs=0.2)
     assert flood.facts["growth"] == pytest.approx(4, rel=0.2)
 

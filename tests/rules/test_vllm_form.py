@@ -12,7 +12,7 @@ FAULTS = [
 ]  # fmt: skip
 QUIET = [("S01", "control"), ("prompts-grew", "healthy"), ("outputs-grew", "healthy")]
 ALONE_IN_STEPS = {
-    "long-prompt-stalled-streams", "short-behind-long-prompt", "decode-batch-grew",
+    "long-prompt-stalled-streams", "decode-batch-grew",
     "ghost-requests",
 }  # fmt: skip
 

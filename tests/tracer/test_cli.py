@@ -98,7 +98,7 @@ def test_status_and_dump(tmp_path: Path) -> None:
             assert done.returncode == 0, done.stderr
             return json.loads(done.stdout)
 
-        told = until(lambda: s if (s := status())["records"] > 100 else None)
+        told = until(lambda: s if (s := status())["records"] > 400 else None, timeout_s=120)
         assert told["pid"] == writer
         assert [engine["id"] for engine in told["engines"]] == ["e0"]
         assert told["senders"] == 3, "the engine, its front end, and what holds the writer"
@@ -107,7 +107,7 @@ def test_status_and_dump(tmp_path: Path) -> None:
         assert not traces.exists(), "the ring keeps it"
         done = tracer("dump", "--socket", f"seqpacket:{socket}", traces=traces)
         assert json.loads(done.stdout)["spans"] > 100
-        until(lambda: spans_in(traces))
+        until(lambda: spans_in(traces), timeout_s=120)
         time.sleep(0.1)
     finally:
         process.kill()
