@@ -16,7 +16,7 @@ import pytest
 from tokenlag_tracer import cli
 
 from tests.simulate.reading import named
-from tests.tracer.support import REPO, environment, spans_in, start, until
+from tests.tracer.support import REPO, environment, needs_a_core, spans_in, start, until
 
 
 def tracer(*arguments: str, traces: Path, **more: str) -> subprocess.CompletedProcess[str]:
@@ -82,6 +82,7 @@ def test_plugins_that_vllm_may_load(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.child_environment(None)["VLLM_PLUGINS"] == "tokenlag"
 
 
+@needs_a_core
 def test_status_and_dump(tmp_path: Path) -> None:
     traces = tmp_path / "traces"
     # A folder of its own for sockets, so that the writer is found among no others.

@@ -16,7 +16,7 @@ from tokenlag.store.connection import Store
 from tokenlag_tracer import conventions as names
 
 from tests.simulate.reading import Read, named
-from tests.tracer.support import finish, is_alive, spans_in, start, until
+from tests.tracer.support import finish, is_alive, needs_a_core, spans_in, start, until
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs local sockets")
 
@@ -148,6 +148,7 @@ def test_a_killed_writer_is_started_anew(traces: Path, tmp_path: Path) -> None:
         assert store.scalar("select count(*) from steps where is_after_hole") == 1
 
 
+@needs_a_core
 def test_a_writer_that_stands_still_costs_records_and_is_replaced(traces: Path) -> None:
     process = start("serve", traces, "6", TOKENLAG_HANG="1s")
     assert process.stdout is not None
