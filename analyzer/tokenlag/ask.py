@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tokenlag.errors import RuleError, TokenlagError, UsageError
-from tokenlag.pipeline import DEFAULT_MEMORY, Request, choose_windows
+from tokenlag.pipeline import DEFAULT_MEMORY, Request, choose_windows, read_traces
 
 if TYPE_CHECKING:
     from tokenlag.store.box import Result
@@ -73,14 +73,10 @@ def ask_all(
         UsageError: the query is no single SELECT or fails, or the window holds no request.
     """
     from tokenlag.explain.run import explain, prepare
-    from tokenlag.read.load import load_traces
     from tokenlag.store.box import BoxLimits, open_box, open_empty_box
     from tokenlag.store.connection import Store
 
     tell = progress or (lambda _stage, _share: None)
-
-    def share(done: int, total: int) -> None:
-        tell("read", done / total if total else 0.0)
 
     with tempfile.TemporaryDirectory(prefix="tokenlag-") as name:
         work = Path(name)
@@ -92,17 +88,9 @@ def ask_all(
             raise _usage(error) from None
         problems: list[TokenlagError] = []
         with Store(memory_limit=request.memory_limit or DEFAULT_MEMORY) as store:
-            for dataset, paths in enumerate((request.paths, request.baseline_traces)):
-                if paths:
-                    read = load_traces(
-                        store,
-                        [Path(path) for path in paths],
-                        dataset=dataset,
-                        work_dir=work,
-                        n_workers=request.n_workers,
-                        progress=share,
-                    )
-                    problems += read.problems
+            problems += [
+                p for read in read_traces(store, request, work, tell) for p in read.problems
+            ]
             tell("explain", 0.0)
             prepare(store)
             explain(store, choose_windows(store, request, now_ns=now_ns, tz=tz).rows, [])

@@ -100,7 +100,7 @@ def diagnose(
         tempfile.TemporaryDirectory(prefix="tokenlag-") as work,
         Store(memory_limit=request.memory_limit or DEFAULT_MEMORY) as store,
     ):
-        read = _read(store, request, Path(work), tell)
+        read = read_traces(store, request, Path(work), tell)
         tell("explain", 0.0)
         prepare(store)
         choice = choose_windows(store, request, now_ns=now_ns, tz=tz)
@@ -168,7 +168,8 @@ def _objectives(request: Request) -> list[Objective]:
     ]
 
 
-def _read(store: Store, request: Request, work: Path, tell: Progress) -> list[ReadResult]:
+def read_traces(store: Store, request: Request, work: Path, tell: Progress) -> list[ReadResult]:
+    """Loads the traces and those of `--baseline-traces` into the store."""
     from tokenlag.read.load import load_traces
 
     def share(done: int, total: int) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenlag.judge.figures import Requests
+from tokenlag.judge.sql import query
 from tokenlag.store.connection import Store
 
 Floats = npt.NDArray[np.float64]
@@ -58,9 +59,7 @@ def find_excess(
     """Excess of ttft, itl and e2e of the current window."""
     moved = {
         (str(metric), str(factor)): (effect, low, base)
-        for metric, factor, base, _, effect, low, _ in store.fetchall(
-            "select metric, factor, baseline, current, effect_ms, lo_ms, hi_ms from changes"
-        )
+        for metric, factor, base, _, effect, low, _ in store.fetchall(query("moved"))
     }
     n = len(requests)
     ttft_over = requests.floats("ttft_ms") - requests.floats("alone_ttft_ms")
