@@ -60,7 +60,8 @@ def test_grown_prompts_are_named_and_queueing_follows_from_them(shared: Path) ->
 def test_long_prompts_hold_up_streams(shared: Path, name: str, chunk: int) -> None:
     found = judge(shared, name, CONTRACT)
     assert found.verdict.cause == "long-prompt-stalled-streams"
-    assert causes(found) == ["long-prompt-stalled-streams"]
+    # What was captured holds both: short prompts that arrive behind a long one wait seconds too.
+    assert set(causes(found)[1:]) <= {"short-behind-long-prompt"}
     assert found.findings[0].facts["mode"] == "mixed"
     worst = found.latency["itl"].max
     assert worst is not None
@@ -69,9 +70,9 @@ def test_long_prompts_hold_up_streams(shared: Path, name: str, chunk: int) -> No
 
 @pytest.mark.parametrize("name", ["long-prompt", "long-prompt-chunked"])
 def test_without_steps_it_cannot_be_told_or_is_named_as_waiting(shared: Path, name: str) -> None:
-    """In vLLM's own spans the wait hides in TTFT; what must not be is 'nothing wrong'."""
+    """The streams' gaps need steps; the short prompts' wait behind the long ones does not."""
     found = judge(shared, name, OWN)
     assert found.verdict.status != "healthy"
-    assert found.verdict.cause in (None, "queueing-not-prefill")
+    assert found.verdict.cause in (None, "queueing-not-prefill", "short-behind-long-prompt")
     if found.verdict.cause is None:
         assert "steps" in found.verdict.missing
