@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -115,18 +116,42 @@ def load_spans(
 ) -> None:
     """Turn Parquet span rows into canonical rows; see `load_traces`."""
     names = script_names() | {"dataset": dataset}
-    _make_views(store, span_files, event_files)
-    store.run_script(PACKAGE, "staging.sql")
-    _set_duplicates_aside(store)
-    for script in (script for dialect in DIALECTS for script in dialect.scripts):
-        store.run_script(PACKAGE, script, names)
-    store.run_script(PACKAGE, "engines.sql", names)
-    store.run_script(PACKAGE, "steps.sql", names)
-    _carry_memberships(store)
-    for script in ("derive.sql", "merge.sql", "memberships.sql", "tile.sql", "finish.sql"):
-        store.run_script(PACKAGE, script, names)
-    store.run_script("tokenlag.store", "quality.sql", names)
-    _drop_staging(store)
+
+    def run(on: Store, *scripts: str) -> None:
+        for script in scripts:
+            on.run_script(PACKAGE, script, names)
+
+    def carry(on: Store) -> None:
+        run(on, "engines.sql", "steps.sql")
+        _carry_memberships(on)
+
+    scripts = {dialect.name: dialect.scripts for dialect in DIALECTS}
+    with store.staging() as beside, ThreadPoolExecutor(1) as thread:
+
+        def both(on_store: Callable[[], None], on_beside: Callable[[], None]) -> None:
+            """Few statements keep two cores busy; what does not wait for each other may overlap."""
+            future = thread.submit(on_beside)
+            try:
+                on_store()
+            finally:
+                future.result()
+
+        _make_views(store, span_files, event_files)
+        run(store, "staging.sql")
+        _set_duplicates_aside(store)
+        run(store, *scripts.pop("genai-client"))
+        contract = scripts.pop("contract")
+        both(
+            lambda: run(store, *contract),
+            lambda: run(beside, "contract_steps.sql", *itertools.chain(*scripts.values())),
+        )
+        both(lambda: run(store, "contract_phases.sql", "merge_fields.sql"), lambda: carry(beside))
+        run(store, "chunks.sql", "derive.sql", "merge_stamps.sql")
+        both(
+            lambda: run(store, "tile.sql"),
+            lambda: run(beside, "merge_rows.sql", "memberships.sql", "finish.sql"),
+        )
+        store.run_script("tokenlag.store", "quality.sql", names)
 
 
 def _make_views(store: Store, span_files: Sequence[Path], event_files: Sequence[Path]) -> None:
@@ -145,15 +170,15 @@ def _make_views(store: Store, span_files: Sequence[Path], event_files: Sequence[
     files = sql_string_list(map(str, span_files))
     source = f"read_parquet({files}, file_row_number = true, union_by_name = true)"
     store.execute(
-        f"create or replace temp view raw_spans as "
+        f"create or replace view staging.raw_spans as "
         f"select {', '.join(columns)}, filename, file_row_number from {source}"
     )
     if event_files:
         events = f"read_parquet({sql_string_list(map(str, event_files))}, union_by_name = true)"
-        store.execute(f"create or replace temp view span_events as select * from {events}")
+        store.execute(f"create or replace view staging.span_events as select * from {events}")
     else:
         store.execute(
-            "create or replace temp view span_events as select null::varchar as trace_id, "
+            "create or replace view staging.span_events as select null::varchar as trace_id, "
             "null::varchar as span_id, null::bigint as time_ns, null::varchar as name where false"
         )
 
@@ -186,17 +211,7 @@ def _set_duplicates_aside(store: Store) -> None:
             " where (filename, file_row_number) not in "
             "(select (filename, file_row_number) from duplicate_rows)"
         )
-    store.execute(f"create or replace temp view spans as select * from raw_spans{condition}")
-
-
-def _drop_staging(store: Store) -> None:
-    """Give the memory back: staging is larger than what became of it."""
-    for kind, catalog in (("view", "duckdb_views()"), ("table", "duckdb_tables()")):
-        found = store.fetchall(
-            f"select {kind}_name from {catalog} where temporary and not internal"
-        )
-        for (name,) in found:
-            store.execute(f"drop {kind} temp.{sql_identifier(name)}")
+    store.execute(f"create or replace view staging.spans as select * from raw_spans{condition}")
 
 
 def _carry_memberships(store: Store) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import duckdb
 import numpy as np
@@ -18,6 +20,15 @@ from tokenlag.errors import TokenlagError
 Column = Sequence[Any] | np.ndarray[Any, Any]
 
 _PLACEHOLDER = re.compile(r"\$\{([A-Za-z_]+)\}")
+# Nobody recovers a store after a crash, so nothing is logged. Row groups are what threads share:
+# at the default size one thread does all the work on tables of an hour.
+ROW_GROUP_ROWS: Final = 16_384
+_ATTACH: Final = (
+    f"attach {{path}} as store (recovery_mode no_wal_writes, row_group_size {ROW_GROUP_ROWS}); "
+    "use store"
+)
+_ATTACH_STAGING: Final = f"attach ':memory:' as staging (row_group_size {ROW_GROUP_ROWS})"
+_WITH_STAGING: Final = "set search_path = 'store.main,staging.main'"
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -55,7 +66,8 @@ class Store:
         if n_threads is not None:
             config["threads"] = str(n_threads)
         try:
-            self._con = duckdb.connect(str(path), config=config)
+            self._con = duckdb.connect(":memory:", config=config)
+            self._con.execute(_ATTACH.format(path=sql_literal(str(path))))
         except duckdb.Error as error:
             self._remove()
             raise TokenlagError(f"cannot open the database: {error}", place=str(path)) from error
@@ -113,6 +125,23 @@ class Store:
             self._con.execute(_fill(text, names or {}, place))
         except duckdb.Error as error:
             raise TokenlagError(f"SQL script failed: {error}", place=place) from error
+
+    @contextmanager
+    def staging(self) -> Iterator[Store]:
+        """A database `staging` beside the tables, for what is needed only while loading.
+
+        Unlike temporary tables it is seen by a second connection, which is what is given: a
+        store on the same tables that another thread may use at the same time.
+        """
+        self._con.execute(f"{_ATTACH_STAGING}; {_WITH_STAGING}")
+        other = copy(self)
+        other._con = self._con.cursor()
+        try:
+            other._con.execute(f"{_WITH_STAGING}; set enable_progress_bar = false")
+            yield other
+        finally:
+            other._con.close()
+            self._con.execute("use store; detach staging")
 
     def insert(self, table: str, columns: Mapping[str, Column]) -> None:
         """Append rows that were made in Python, by column name.

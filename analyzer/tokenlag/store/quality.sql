@@ -215,3 +215,9 @@ from stepped s join epochs e using (epoch_key)
 left join sequenced q using (epoch_key)
 where s.n_told = s.n_steps and s.n_steps >= 100 and s.running_ns > 0
   and abs(1 - coalesce(q.running_ns, 0) / s.running_ns) > 0.1;
+
+drop table q_steps;
+drop table q_phases;
+drop table q_running;
+drop table q_pauses;
+drop table q_idle;

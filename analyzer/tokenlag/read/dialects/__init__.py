@@ -53,7 +53,8 @@ _LATENCY_KEYS: Final[dict[str, tuple[str, str]]] = {
     "response_model": ("gen_ai.response.model", "str"),
 }
 
-# In the order in which the scripts run: the contract's looks at who has a client.
+# Clients first, for the contract's script looks at who has one. The rest run beside the contract's,
+# in this order: they do not see what it stages.
 DIALECTS: Final[tuple[Dialect, ...]] = (
     Dialect(
         "genai-client",
@@ -66,7 +67,7 @@ DIALECTS: Final[tuple[Dialect, ...]] = (
             "cached_tokens_underscore": ("gen_ai.usage.cache_read_input_tokens", "int"),
         },
     ),
-    Dialect("contract", 1, ("contract.sql", "contract_phases.sql")),
+    Dialect("contract", 1, ("contract.sql",)),
     Dialect(
         "vllm",
         2,

@@ -2,36 +2,6 @@
 -- where the parent is there, else by trace and request id: the two sides may be
 -- different processes, and the tree may have lost spans.
 
--- --- engine steps -----------------------------------------------------------------------
-
-insert into st_steps by name
-select
-    coalesce(engine_id, res_service_instance_id, res_host_name, res_service_name, 'engine') as engine_id,
-    engine_epoch as epoch, res_config_hash as config_hash,
-    step_index, start_ns, end_ns,
-    step_prefill_requests as prefill_requests, step_prefill_tokens as prefill_tokens,
-    step_prefill_context as prefill_context,
-    step_decode_count as decode_count, step_decode_joined as joined, step_decode_left as left_,
-    step_decode_requests as members, step_decode_new_tokens as new_tokens,
-    step_context_tokens as n_context_tokens,
-    step_running as n_running, step_waiting as n_waiting,
-    step_waiting_tokens as n_waiting_tokens, step_oldest_wait_ns as oldest_wait_ns,
-    step_kv_usage as kv_usage, step_kv_reserved as kv_reserved, step_preempted as preempted,
-    step_admit_bound as admit_bound, step_graph as graph,
-    step_drafted as n_drafted, step_accepted as n_accepted, step_device_ns as device_ns,
-    step_dropped as n_dropped, step_skipped as n_skipped
-from spans
-where name = ${SPAN_ENGINE_STEP} and step_index is not null
-  and start_ns is not null and end_ns >= start_ns;
-
-insert into st_notes
-select 'bad_steps', 'contract', count(*),
-    count(*) || ' step spans have no index, no times, or end before they start; they are set aside'
-from spans
-where name = ${SPAN_ENGINE_STEP}
-  and (step_index is null or start_ns is null or end_ns is null or end_ns < start_ns)
-having count(*) > 0;
-
 insert into st_notes
 select 'bad_spans', 'contract', count(*),
     count(*) || ' spans have no start, or end before they start; what they say of time is not used'
@@ -41,38 +11,9 @@ where name in (${SPAN_REQUEST}, ${SPAN_ENGINE_REQUEST}, ${SPAN_FRONTEND}, ${SPAN
   and (start_ns is null or end_ns < start_ns)
 having count(*) > 0;
 
--- --- what the engines are -------------------------------------------------------------------
-
-insert into st_engines by name
-select
-    coalesce(engine_id, res_service_instance_id, res_host_name, res_service_name, 'engine') as engine_id,
-    engine_epoch as epoch, res_config_hash as config_hash,
-    any_value(res_engine_name) as engine_name,
-    any_value(res_engine_version) as engine_version,
-    any_value(res_engine_max_batch_tokens) as max_batch_tokens,
-    any_value(res_engine_max_seqs) as max_seqs,
-    any_value(res_engine_kv_tokens) as kv_tokens,
-    any_value(res_engine_chunked_prefill) as is_chunked_prefill,
-    any_value(res_engine_prefix_caching) as is_prefix_caching,
-    any_value(res_engine_tensor_parallel) as n_tensor_parallel,
-    any_value(res_engine_pipeline_parallel) as n_pipeline_parallel,
-    any_value(res_model_name) as model_name,
-    any_value(res_model_parameters) as n_parameters,
-    any_value(res_model_active_parameters) as n_active_parameters,
-    any_value(res_model_weight_bytes) as weight_bytes,
-    any_value(res_model_kv_bytes_per_token) as kv_bytes_per_token,
-    any_value(res_device_name) as device_name,
-    any_value(res_device_count) as n_devices,
-    any_value(res_device_memory_bandwidth) as memory_bandwidth,
-    any_value(res_device_peak_flops) as peak_flops
-from spans
-where name in (${SPAN_ENGINE_STEP}, ${SPAN_ENGINE_REQUEST})
-   or (name = ${SPAN_REQUEST} and (request_index is not null or engine_id is not null))
-group by all;
-
 -- --- requests, sequences, phases as written --------------------------------------------------
 
-create or replace temp table c_request as
+create table staging.c_request as
 select
     hash(trace_id, span_id) as rid, hash(trace_id) as tid,
     hash(trace_id, nullif(parent_id, '')) as pid, nullif(parent_id, '') is null as is_root,
@@ -90,7 +31,7 @@ where name = ${SPAN_REQUEST} and start_ns is not null
   and (kind = ${KIND_SERVER} or scope = ${SCOPE_NAME} or first_token_ns is not null
        or request_index is not null);
 
-create or replace temp table c_engine as
+create table staging.c_engine as
 select
     hash(trace_id, span_id) as qid, hash(trace_id) as tid,
     hash(trace_id, nullif(parent_id, '')) as pid, trace_id, start_ns,
@@ -102,7 +43,7 @@ select
 from spans
 where name = ${SPAN_ENGINE_REQUEST} and start_ns is not null;
 
-create or replace temp table c_phase as
+create table staging.c_phase as
 select
     hash(trace_id, span_id) as sid, hash(trace_id) as tid,
     hash(trace_id, nullif(parent_id, '')) as pid, name, start_ns, end_ns,
@@ -116,12 +57,12 @@ where name in (${SPAN_NETWORK}, ${SPAN_FRONTEND}, ${SPAN_QUEUE}, ${SPAN_PREFILL}
 
 -- --- which sequence belongs to which request ---------------------------------------------------
 
-create or replace temp table c_alone as  -- traces with just one request span
+create table staging.c_alone as  -- traces with just one request span
 select tid, min(rid) as rid from c_request group by tid having count(*) = 1;
 
 -- Requests that their id tells apart. One that hundreds share is no id, and pairing by it
 -- would not end.
-create or replace temp table c_named as
+create table staging.c_named as
 with crowded as (
     select tid, request_id from c_request group by all having count(*) > 100
 ),
@@ -132,7 +73,7 @@ select rid, tid, request_id, start_ns, end_ns, request_id not in (from common) a
 from c_request
 where request_id is not null and (tid, request_id) not in (from crowded);
 
-create or replace temp table c_link as
+create table staging.c_link as
 select e.qid, r.rid from c_engine e join c_request r on r.rid = e.pid;
 
 insert into c_link
@@ -168,12 +109,12 @@ qualify row_number() over (partition by qid order by rank, apart, rid) = 1;
 -- it stays a sequence without a request, unless a front end's or client's span in the same
 -- trace says that the request span was lost or is still open.
 
-create or replace temp table c_front as  -- traces in which a front end or a client spoke
+create table staging.c_front as  -- traces in which a front end or a client spoke
 select distinct tid from c_phase where name in (${SPAN_NETWORK}, ${SPAN_FRONTEND})
 union
 select rid_tid from (select tid as rid_tid from st_requests where dialect = 'genai-client');
 
-create or replace temp table c_lost as
+create table staging.c_lost as
 select
     e.qid,
     first_value(e.qid) over (
@@ -197,7 +138,7 @@ select
 from c_engine e left join c_link l using (qid);
 
 -- Compact form: the request span is its own sequence, from its first engine phase on.
-create or replace temp table c_compact as
+create table staging.c_compact as
 with own as (
     select p.pid as rid, min(p.start_ns) as start_ns, max(p.end_ns) as end_ns
     from c_phase p
@@ -217,3 +158,48 @@ select
     r.usage_input_tokens as n_prompt, r.usage_cached_tokens as n_cached,
     r.usage_output_tokens as n_output, r.preemptions as n_preemptions
 from c_request r join c_compact c using (rid);
+
+-- --- requests, staged ------------------------------------------------------------------------------
+
+insert into st_requests by name
+select
+    rid, 'contract' as dialect, 1 as trust, tid, case when is_root then null else pid end as pid,
+    trace_id, request_id, operation_name as operation, request_model as model, tenant, prefix_id,
+    conversation_id, request_features as features, adapter, priority,
+    request_choice_count as n_choices, request_max_tokens as n_max_output,
+    usage_input_tokens as n_prompt, usage_cached_tokens as n_cached,
+    usage_output_tokens as n_output,
+    start_ns as arrival_ns, start_ns + first_token_ns as first_token_ns,
+    start_ns + last_token_ns as last_token_ns, end_ns,
+    case when first_token_ns between 0 and coalesce(end_ns - start_ns, first_token_ns)
+        then first_token_ns / 1e6 end as ttft_ms,
+    (end_ns - start_ns) / 1e6 as e2e_ms,
+    case when end_ns is not null then 'measured' end as e2e_origin,
+    preemptions as n_preemptions,
+    case when len(finish_reasons) = 1 then finish_reasons[1]
+        else array_to_string(list_distinct(finish_reasons), ',') end as finish_reason, error_type,
+    status_code = ${STATUS_ERROR} as is_error, end_ns is null as is_open,
+    sample_weight as weight, host
+from c_request;
+
+insert into st_requests by name  -- from engine spans, where the request's own is missing
+select
+    l.rid, 'contract' as dialect, 1 as trust, any_value(e.tid) as tid, any_value(e.pid) as pid,
+    any_value(e.trace_id) as trace_id, any_value(e.request_id) as request_id,
+    any_value(e.operation_name) as operation, any_value(e.request_model) as model,
+    max(e.usage_input_tokens) as n_prompt, max(e.usage_cached_tokens) as n_cached,
+    sum(e.usage_output_tokens) as n_output,
+    least(min(e.start_ns), min(p.start_ns)) as arrival_ns,
+    case when count(e.end_ns) = count(*) then max(e.end_ns) end as end_ns,
+    (case when count(e.end_ns) = count(*) then max(e.end_ns) end
+        - least(min(e.start_ns), min(p.start_ns))) / 1e6 as e2e_ms,
+    'derived' as e2e_origin, sum(e.preemptions) as n_preemptions,
+    array_to_string(list_distinct(flatten(list(e.finish_reasons))), ',') as finish_reason,
+    any_value(e.error_type) as error_type, bool_or(e.status_code = ${STATUS_ERROR}) as is_error,
+    count(e.end_ns) < count(*) as is_open, max(e.sample_weight) as weight,
+    any_value(e.host) as host
+from c_engine e join c_lost l using (qid)
+left join (
+    select tid, min(start_ns) as start_ns from c_phase where name = ${SPAN_FRONTEND} group by tid
+) p on p.tid = e.tid
+group by l.rid;

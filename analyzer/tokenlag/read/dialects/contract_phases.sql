@@ -2,23 +2,23 @@
 
 -- --- who owns a phase --------------------------------------------------------------------------------
 
-create or replace temp table c_seq_of as  -- requests with exactly one sequence
+create table staging.c_seq_of as  -- requests with exactly one sequence
 select rid, min(qid) as qid from st_sequences
 where dialect = 'contract' and rid is not null
 group by rid having count(*) = 1;
 
-create or replace temp table c_owner as
+create table staging.c_owner as
 select qid as sid, rid, qid from st_sequences where dialect = 'contract'
 union all
 select r.rid, r.rid, s.qid
 from c_request r left join c_seq_of s using (rid)
 where r.rid not in (select qid from st_sequences where dialect = 'contract');
 
-create or replace temp table c_owned as
+create table staging.c_owned as
 select p.sid, o.rid, o.qid
 from c_phase p join c_owner o on o.sid = p.pid;
 
-create or replace temp table c_unowned as
+create table staging.c_unowned as
 select p.* from c_phase p anti join c_owned o on o.sid = p.sid;
 
 insert into c_owned
@@ -36,10 +36,10 @@ qualify row_number() over (partition by sid order by rank, rid, qid) = 1;
 
 -- Second round, for those only: with thousands of requests in one trace, pairing all
 -- phases with all requests would not end.
-create or replace temp table c_stray as
+create table staging.c_stray as
 select p.* from c_unowned p anti join c_owned o on o.sid = p.sid;
 
-create or replace temp table c_trace_owner as  -- traces with one request, or one sequence
+create table staging.c_trace_owner as  -- traces with one request, or one sequence
 with both_ as (
     select tid, rid, null::ubigint as qid from c_request
     where tid in (select tid from c_stray)
@@ -84,12 +84,12 @@ qualify row_number() over (partition by sid order by rank, apart, rid, qid) = 1;
 
 -- Phases whose request and sequence spans are both missing: still running when the data
 -- ended, or lost. They become an open request, one for each missing parent.
-create or replace temp table c_orphan as
+create table staging.c_orphan as
 select p.*, case when p.pid is null then p.tid else p.pid end as qid
 from c_stray p anti join c_owned o on o.sid = p.sid
 where p.name <> ${SPAN_PREFILL_CHUNK};
 
-create or replace temp table c_open as
+create table staging.c_open as
 select
     qid, any_value(tid) as tid, any_value(host) as host,
     any_value(request_id) as request_id, min(start_ns) as start_ns, max(end_ns) as last_ns,
@@ -111,49 +111,6 @@ from c_stray p join c_owned o on o.sid = p.pid
 where p.name = ${SPAN_PREFILL_CHUNK} and p.sid not in (select sid from c_owned);
 
 -- --- staging -------------------------------------------------------------------------------------------
-
-insert into st_requests by name
-select
-    rid, 'contract' as dialect, 1 as trust, tid, case when is_root then null else pid end as pid,
-    trace_id, request_id, operation_name as operation, request_model as model, tenant, prefix_id,
-    conversation_id, request_features as features, adapter, priority,
-    request_choice_count as n_choices, request_max_tokens as n_max_output,
-    usage_input_tokens as n_prompt, usage_cached_tokens as n_cached,
-    usage_output_tokens as n_output,
-    start_ns as arrival_ns, start_ns + first_token_ns as first_token_ns,
-    start_ns + last_token_ns as last_token_ns, end_ns,
-    case when first_token_ns between 0 and coalesce(end_ns - start_ns, first_token_ns)
-        then first_token_ns / 1e6 end as ttft_ms,
-    (end_ns - start_ns) / 1e6 as e2e_ms,
-    case when end_ns is not null then 'measured' end as e2e_origin,
-    preemptions as n_preemptions,
-    case when len(finish_reasons) = 1 then finish_reasons[1]
-        else array_to_string(list_distinct(finish_reasons), ',') end as finish_reason, error_type,
-    status_code = ${STATUS_ERROR} as is_error, end_ns is null as is_open,
-    sample_weight as weight, host
-from c_request;
-
-insert into st_requests by name  -- from engine spans, where the request's own is missing
-select
-    l.rid, 'contract' as dialect, 1 as trust, any_value(e.tid) as tid, any_value(e.pid) as pid,
-    any_value(e.trace_id) as trace_id, any_value(e.request_id) as request_id,
-    any_value(e.operation_name) as operation, any_value(e.request_model) as model,
-    max(e.usage_input_tokens) as n_prompt, max(e.usage_cached_tokens) as n_cached,
-    sum(e.usage_output_tokens) as n_output,
-    least(min(e.start_ns), min(p.start_ns)) as arrival_ns,
-    case when count(e.end_ns) = count(*) then max(e.end_ns) end as end_ns,
-    (case when count(e.end_ns) = count(*) then max(e.end_ns) end
-        - least(min(e.start_ns), min(p.start_ns))) / 1e6 as e2e_ms,
-    'derived' as e2e_origin, sum(e.preemptions) as n_preemptions,
-    array_to_string(list_distinct(flatten(list(e.finish_reasons))), ',') as finish_reason,
-    any_value(e.error_type) as error_type, bool_or(e.status_code = ${STATUS_ERROR}) as is_error,
-    count(e.end_ns) < count(*) as is_open, max(e.sample_weight) as weight,
-    any_value(e.host) as host
-from c_engine e join c_lost l using (qid)
-left join (
-    select tid, min(start_ns) as start_ns from c_phase where name = ${SPAN_FRONTEND} group by tid
-) p on p.tid = e.tid
-group by l.rid;
 
 insert into st_requests by name
 select

@@ -1,7 +1,7 @@
 -- Engine phases of sequences for which none was told (child spans sampled away, or a writer
 -- of steps only): steps know when each chunk ran and in which steps the sequence decoded.
 
-create or replace temp table d_bare as
+create table staging.d_bare as
 select s.qid, q.rid, s.lineage, s.request_index,
     -- In compact form the sequence has no start of its own: it waits from the front end's on.
     greatest(q.start_ns, case when q.qid = q.rid then f.end_ns end) as start_ns
@@ -15,7 +15,7 @@ left join (
 where q.rid is not null and q.trust = 1
   and q.rid not in (select rid from st_phases where side = 'engine' and trust = 1);
 
-create or replace temp table d_runs as
+create table staging.d_runs as
 with pieces as (
     select b.qid, b.rid, 'prefill' as kind, t.step_index, t.start_ns, t.end_ns, c.n_tokens
     from d_bare b

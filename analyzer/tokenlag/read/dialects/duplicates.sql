@@ -1,6 +1,6 @@
 -- Spans that were exported twice (retries, two pipelines into one folder). Only a query
 -- over the ids while nothing is wrong.
-create or replace temp table duplicate_rows as
+create table staging.duplicate_rows as
 with suspects as (  -- by a hash, which is a third of the work of comparing ids
     select hash(trace_id, span_id) as sid from raw_spans
     where trace_id is not null and span_id is not null

@@ -1,7 +1,7 @@
 -- GenAI CLIENT spans: what the sender saw. Where the server told of the request too, the
 -- row joins its; else it is a request with end-to-end and time to first chunk only.
 
-create or replace temp table g_client as
+create table staging.g_client as
 select
     hash(trace_id, span_id) as rid, hash(trace_id) as tid,
     case when nullif(parent_id, '') is not null then hash(trace_id, parent_id) end as pid,
@@ -25,7 +25,7 @@ where kind = ${KIND_CLIENT} and start_ns is not null
        or (operation_name is null and request_model is not null));
 
 -- A client's span may hold a gateway's: the outermost is what the user saw.
-create or replace temp table g_chain as
+create table staging.g_chain as
 with recursive up(rid, top) as (
     select rid, rid from g_client where pid is null or pid not in (select rid from g_client)
     union all

@@ -2,7 +2,7 @@
 -- it, slices below those. Its attribute time_in_model_prefill *includes the queue*, so it
 -- is a prefill only where there are no slices, and then says so.
 
-create or replace temp table s_root as
+create table staging.s_root as
 select
     hash(trace_id, span_id) as sid, hash(trace_id) as tid,
     case when nullif(parent_id, '') is not null then hash(trace_id, parent_id) end as pid,
@@ -27,7 +27,7 @@ from spans
 where contains(name, 'Req ') and regexp_matches(name, '(^| )Req [0-9A-Za-z_-]+') and start_ns is not null
   and (rid is not null or module = 'sglang::request' or scope like 'sglang%');
 
-create or replace temp table s_below as  -- every span below a root
+create table staging.s_below as  -- every span below a root
 with recursive spans_here as (
     select hash(trace_id, span_id) as sid, hash(trace_id, nullif(parent_id, '')) as pid,
         replace(name, ' ', '_') as name, start_ns, end_ns, status_code,
@@ -46,7 +46,7 @@ down as (
 select * from down;
 
 -- Every rank of a tensor-parallel engine draws the same slices: one is enough.
-create or replace temp table s_thread as
+create table staging.s_thread as
 select b.root, b.sid as thread, b.status_code, b.host_id, b.process_id, b.dp_rank,
     exists (
         select 1 from s_below x where x.thread = b.sid
@@ -56,13 +56,13 @@ select b.root, b.sid as thread, b.status_code, b.host_id, b.process_id, b.dp_ran
     b.tp_rank
 from s_below b where b.depth = 1;
 
-create or replace temp table s_engine as
+create table staging.s_engine as
 select root, arg_min(thread, coalesce(tp_rank, 0)) as thread,
     arg_min(coalesce(host_id, 'sglang') || ':' || coalesce(process_id, '0')
         || coalesce(':' || dp_rank, ''), coalesce(tp_rank, 0)) as engine
 from s_thread where is_scheduler group by root;
 
-create or replace temp table s_slice as
+create table staging.s_slice as
 select b.root, b.name, b.start_ns, b.end_ns, b.depth
 from s_below b
 left join s_engine e on e.thread = b.thread
@@ -76,7 +76,7 @@ from s_slice where name = 'decode_loop'
   and root not in (select root from s_slice where name = 'decode_forward')
 group by root;
 
-create or replace temp table s_retract as
+create table staging.s_retract as
 select coalesce(b.root, r.sid) as root, e.time_ns
 from span_events e
 left join s_below b on b.sid = hash(e.trace_id, e.span_id)
@@ -84,7 +84,7 @@ left join s_root r on r.sid = hash(e.trace_id, e.span_id)
 where e.name = 'retract' and coalesce(b.root, r.sid) is not null;
 
 -- A prefill/decode split has one root a role, with the same id in the same trace.
-create or replace temp table s_member as
+create table staging.s_member as
 select s.*, first_value(sid) over together as rid, row_number() over together - 1 as sequence,
     e.engine
 from s_root s left join s_engine e on e.root = s.sid
@@ -92,7 +92,7 @@ window together as (
     partition by tid, request_id, case when role = '' then sid end order by start_ns, sid
 );
 
-create or replace temp table s_preempted as
+create table staging.s_preempted as
 select m.sid, case when m.engine is not null then count(t.time_ns) end as n_preemptions
 from s_member m left join s_retract t on t.root = m.sid
 group by m.sid, m.engine;
@@ -136,7 +136,7 @@ from s_member;
 
 -- --- phases: slices ------------------------------------------------------------------------------
 
-create or replace temp table s_known as
+create table staging.s_known as
 select * from (values
     ('tokenize', 'frontend', 'frontend', 'tokenize'),
     ('api_server_dispatch', 'frontend', 'frontend', 'dispatch'),
@@ -156,7 +156,7 @@ select * from (values
     ('decode_forward', 'engine', 'decode', null)
 ) as known(name, side, kind, detail);
 
-create or replace temp table s_phase as
+create table staging.s_phase as
 select m.rid, m.sid as qid, k.side, k.kind, k.detail, s.start_ns, s.end_ns,
     row_number() over (partition by m.sid, k.kind, k.detail order by s.start_ns, s.end_ns desc) as nth,
     min(s.start_ns) filter (k.kind = 'decode') over (partition by m.sid) as decode_ns,
@@ -174,7 +174,7 @@ select
 from s_phase;
 
 -- After a retraction no second wait is drawn: it lasts until the next prefill.
-create or replace temp table s_again as
+create table staging.s_again as
 select t.root, t.time_ns, min(p.start_ns) as again_ns
 from s_retract t left join s_phase p
   on p.qid = t.root and p.kind = 'prefill' and p.start_ns >= t.time_ns
@@ -193,7 +193,7 @@ from s_again where again_ns is null having count(*) > 0;
 
 -- --- phases: attributes alone ---------------------------------------------------------------------
 
-create or replace temp table s_bare as
+create table staging.s_bare as
 select * from s_member where sid not in (select qid from s_phase where side = 'engine');
 
 insert into st_phases by name

@@ -1,7 +1,7 @@
 -- What dialects fill. `rid`, `qid`, `tid`, `pid` are hashes: of a request's span, a
 -- sequence's span, a trace, a parent span. Everything here is temporary.
 
-create or replace temp table st_requests (
+create table staging.st_requests (
     rid ubigint, dialect varchar, trust tinyint, tid ubigint, pid ubigint,
     trace_id varchar, request_id varchar,
     operation varchar, model varchar, tenant varchar, prefix_id varchar,
@@ -15,7 +15,7 @@ create or replace temp table st_requests (
     is_error boolean, is_open boolean, weight double, host varchar, scope varchar
 );
 
-create or replace temp table st_sequences (
+create table staging.st_sequences (
     qid ubigint, rid ubigint, dialect varchar, trust tinyint,
     engine_id varchar, epoch bigint, config_hash varchar,
     request_index bigint, sequence bigint, role varchar,
@@ -25,14 +25,14 @@ create or replace temp table st_sequences (
 
 -- side: 'network' | 'frontend' | 'engine' | 'delivery'; per request and side the most
 -- trusted dialect that has anything wins.
-create or replace temp table st_phases (
+create table staging.st_phases (
     rid ubigint, qid ubigint, dialect varchar, trust tinyint, side varchar,
     kind varchar, detail varchar, start_ns bigint, end_ns bigint,
     n_tokens bigint, is_recompute boolean, clock varchar, origin varchar
 );
 
 -- One row an engine (and configuration) that some span's resource described.
-create or replace temp table st_engines (
+create table staging.st_engines (
     engine_id varchar, epoch bigint, config_hash varchar,
     engine_name varchar, engine_version varchar, max_batch_tokens bigint, max_seqs bigint,
     kv_tokens bigint, is_chunked_prefill boolean, is_prefix_caching boolean,
@@ -42,7 +42,7 @@ create or replace temp table st_engines (
     memory_bandwidth double, peak_flops double
 );
 
-create or replace temp table st_steps (
+create table staging.st_steps (
     engine_id varchar, epoch bigint, config_hash varchar,
     step_index bigint, start_ns bigint, end_ns bigint,
     prefill_requests bigint[], prefill_tokens bigint[], prefill_context bigint[],
@@ -56,11 +56,11 @@ create or replace temp table st_steps (
 );
 
 -- Prompt chunks and decode runs as the request side told them.
-create or replace temp table st_chunks (
+create table staging.st_chunks (
     qid ubigint, step_index bigint, end_ns bigint, n_tokens bigint, n_context bigint
 );
-create or replace temp table st_decodes (
+create table staging.st_decodes (
     qid ubigint, first_step bigint, last_step bigint
 );
 
-create or replace temp table st_notes (kind varchar, place varchar, n bigint, text varchar);
+create table staging.st_notes (kind varchar, place varchar, n bigint, text varchar);

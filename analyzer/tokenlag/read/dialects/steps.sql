@@ -5,7 +5,7 @@
 
 -- An engine whose writer names the epoch and never changes the configuration needs no look
 -- at the order of its steps, which costs more than all the rest.
-create or replace temp table l_runs as
+create table staging.l_runs as
 select engine_id, epoch,
     epoch is null or coalesce(min(config_hash) <> max(config_hash), false) as is_split,
     min(config_hash) as config_hash, min(start_ns) as start_ns, max(end_ns) as end_ns,
@@ -13,7 +13,7 @@ select engine_id, epoch,
     max(n_dropped) as n_dropped, max(n_skipped) as n_skipped
 from st_steps group by engine_id, epoch;
 
-create or replace temp table l_marked as
+create table staging.l_marked as
 with split as (
     select s.rowid as step_row, s.*
     from st_steps s join l_runs r
@@ -38,7 +38,7 @@ from ordered
 window engine as (partition by engine_id, epoch order by start_ns, step_row);
 
 -- Epochs that only sequences tell of.
-create or replace temp table l_silent as
+create table staging.l_silent as
 select s.engine_id, s.epoch, min(s.config_hash) as config_hash,
     min(s.start_ns) as start_ns, max(coalesce(s.end_ns, s.start_ns)) as end_ns
 from st_sequences s
@@ -49,7 +49,7 @@ where s.engine_id is not null
         and (r.epoch = s.epoch or r.epoch is null or s.epoch is null))
 group by s.engine_id, s.epoch;
 
-create or replace temp table l_epochs as
+create table staging.l_epochs as
 with all_ as (
     select m.engine_id, m.epoch, m.restart, m.part, any_value(m.config_hash) as config_hash,
         min(s.start_ns) as start_ns, max(s.end_ns) as end_ns,
@@ -68,7 +68,7 @@ select *,
     dense_rank() over (order by engine_id, epoch, restart) as lineage
 from all_;
 
-create or replace temp table l_resources as
+create table staging.l_resources as
 select e.epoch_key, any_value(columns(r.* exclude (engine_id, epoch, config_hash)))
 from l_epochs e join st_engines r
   on r.engine_id = e.engine_id and r.epoch is not distinct from e.epoch
@@ -97,7 +97,7 @@ where s.rowid = m.step_row;
 delete from st_steps  -- heartbeats
 where end_ns = start_ns and coalesce(decode_count, 0) = 0 and coalesce(len(prefill_requests), 0) = 0;
 
-create or replace temp table l_second as
+create table staging.l_second as
 with twice as (
     select lineage, step_index from st_steps group by lineage, step_index having count(*) > 1
 )
@@ -113,10 +113,10 @@ from l_second having count(*) > 0;
 
 delete from st_steps where rowid in (select step_row from l_second);
 
-create or replace temp view l_steps as from st_steps;
+create view staging.l_steps as from st_steps;
 
 -- Few columns to sort, for lists are dear to carry along.
-create or replace temp table l_before as
+create table staging.l_before as
 select rowid as step_row, step_index,
     -- The running maximum, so that cadences sum to busy time even if an end is late.
     max(end_ns) over (earlier rows between unbounded preceding and 1 preceding) as end_before,
@@ -150,11 +150,11 @@ from st_steps s join l_before b on b.step_row = s.rowid;
 -- By engine and epoch; where one of the two sides leaves the epoch out, the run of the
 -- engine that overlaps most in time.
 
-create or replace temp table l_lineages as
+create table staging.l_lineages as
 select engine_id, epoch, lineage, min(start_ns) as start_ns, max(end_ns) as end_ns
 from l_epochs group by all;
 
-create or replace temp table l_sequences as
+create table staging.l_sequences as
 select s.qid, s.request_index, l.lineage, s.start_ns, s.end_ns
 from st_sequences s join l_lineages l
   on l.engine_id = s.engine_id and (l.epoch = s.epoch or l.epoch is null or s.epoch is null)
@@ -165,38 +165,7 @@ qualify row_number() over (
 ) = 1;
 
 -- The handle as key. A handle that two spans claim goes to the first.
-create or replace temp table l_handles as
+create table staging.l_handles as
 select lineage, request_index, arg_min(qid, start_ns) as qid
 from l_sequences where request_index is not null
 group by lineage, request_index;
-
--- --- chunks and preemptions ------------------------------------------------------------------------------
-
-create or replace temp table l_chunks as
-with told as (
-    select epoch_key, lineage, step_index, unnest(prefill_requests) as request_index,
-        unnest(prefill_tokens) as n_tokens, unnest(prefill_context) as n_context
-    from l_steps where len(prefill_requests) > 0
-),
--- Steps that are missing from the record, but whose chunks the request side kept.
-rescued as (
-    select distinct on (s.lineage, c.step_index, s.request_index)
-        s.lineage, c.step_index, s.request_index, c.n_tokens, c.n_context, c.end_ns
-    from st_chunks c join l_sequences s using (qid)
-    where s.request_index is not null
-      and not exists (
-          select 1 from l_steps t where t.lineage = s.lineage and t.step_index = c.step_index)
-)
-select epoch_key, lineage, step_index, request_index, n_tokens, n_context from told
-where request_index is not null and n_tokens is not null
-union all by name
-select
-    arg_max(e.epoch_key, e.start_ns) as epoch_key, r.lineage, r.step_index, r.request_index,
-    any_value(r.n_tokens) as n_tokens, any_value(r.n_context) as n_context
-from rescued r join l_epochs e on e.lineage = r.lineage
-where e.start_ns <= r.end_ns or e.part = 0
-group by r.lineage, r.step_index, r.request_index;
-
-create or replace temp table l_preemptions as
-select epoch_key, lineage, step_index, unnest(preempted) as request_index
-from l_steps where len(preempted) > 0;

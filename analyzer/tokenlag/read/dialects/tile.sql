@@ -4,7 +4,7 @@
 -- the one that began last. What none covers is 'uncovered'. A phase that is left with no
 -- time of its own stays as an interval of length 0: it was measured.
 
-create or replace temp table t_extent as
+create table staging.t_extent as
 select
     k.request_key, m.gid,
     least(m.arrival_ns, coalesce(m.network_ns, m.arrival_ns),
@@ -21,7 +21,7 @@ from (
 ) m
 join m_request_keys k using (gid);
 
-create or replace temp table t_told as
+create table staging.t_told as
 select *
 from (
     select
@@ -49,14 +49,14 @@ where start_ns <= end_ns;
 
 -- Most requests' phases stand one after the other, and tile with the gaps between them. One
 -- pass over few columns finds those gaps, and the requests where phases overlap.
-create or replace temp table t_after as
+create table staging.t_after as
 select rowid as told_row, request_key, start_ns, end_ns,
     max(end_ns) over (
         partition by request_key order by start_ns, end_ns
         rows between unbounded preceding and 1 preceding) as reach_ns
 from t_told where end_ns > start_ns;
 
-create or replace temp table t_crowded as
+create table staging.t_crowded as
 select distinct request_key from t_after where start_ns < reach_ns;
 
 insert into phases by name
@@ -80,14 +80,14 @@ union all by name
 select request_key, seq_key, kind, detail, start_ns, end_ns, n_tokens, is_recompute, clock, origin
 from t_told where end_ns = start_ns and prio > 0;
 
-create or replace temp table t_ranked as
+create table staging.t_ranked as
 select *, row_number() over (
     partition by request_key
     order by prio, told_start_ns, end_ns desc, seq_key nulls first, kind, detail nulls first
 ) as rank
 from t_told where end_ns > start_ns and request_key in (from t_crowded);
 
-create or replace temp table t_cells as
+create table staging.t_cells as
 with borders as (
     select request_key, start_ns as at_ns from t_ranked
     union

@@ -3,7 +3,7 @@
 -- prefill and decode the engine's monotonic one, so they do not add up to TTFT: the rest is
 -- the front end's time. −1 and missing are "not measured".
 
-create or replace temp table v_span as
+create table staging.v_span as
 with raw as (
     select
         hash(trace_id, span_id) as qid, hash(trace_id) as tid,
@@ -53,7 +53,7 @@ select 'milliseconds', 'vllm', count(*),
 from v_span where unit < 1 having count(*) > 0;
 
 -- n > 1: one span a sequence, each with the caller's id and the same arrival, and saying n = 1.
-create or replace temp table v_member as
+create table staging.v_member as
 select *,
     first_value(qid) over together as rid,
     row_number() over together - 1 as sequence
@@ -92,7 +92,7 @@ select engine as engine_id, case when bool_or(is_vllm) then 'vllm' end as engine
 from v_span group by engine;
 
 -- Children that a vLLM pull request (#44402) draws: better than what attributes say.
-create or replace temp table v_child as
+create table staging.v_child as
 select m.rid, m.qid, c.name, c.start_ns, c.end_ns
 from spans c join v_member m on m.qid = hash(c.trace_id, nullif(c.parent_id, ''))
 where c.name in ('vllm_queue', 'vllm_prefill', 'vllm_decode') and c.start_ns is not null;
@@ -102,7 +102,7 @@ select rid, qid, 'vllm' as dialect, 2 as trust, 'engine' as side,
     replace(name, 'vllm_', '') as kind, start_ns, end_ns, 'measured' as origin
 from v_child;
 
-create or replace temp table v_told as
+create table staging.v_told as
 select v_member.*,
     ttft_ns - queue_ns - prefill_ns as rest_ns,
     greatest(coalesce(ttft_ns - queue_ns - prefill_ns, 0), 0) as lead_ns

@@ -1,0 +1,53 @@
+-- The rows of requests and of their sequences.
+
+create table staging.m_parts as
+select lineage, epoch_key,
+    case when lag(start_ns) over parts is not null then start_ns end as from_ns,
+    lead(start_ns) over parts as to_ns
+from l_epochs window parts as (partition by lineage order by start_ns, part);
+
+insert into sequences by name
+select distinct on (k.seq_key)
+    k.seq_key, r.request_key,
+    e.epoch_key,
+    s.request_index, s.sequence, s.role, s.start_ns, s.end_ns,
+    s.n_prompt, s.n_cached, s.n_output, s.n_preemptions
+from m_sequences s
+join m_seq_keys k using (qid)
+left join m_request_keys r on r.gid = s.gid
+left join l_sequences l on l.qid = s.qid
+-- The epoch of the lineage that ran when the sequence began.
+left join m_parts e on e.lineage = l.lineage
+    and s.start_ns >= coalesce(e.from_ns, s.start_ns) and s.start_ns < coalesce(e.to_ns, s.start_ns + 1);
+
+insert into requests by name
+select
+    k.request_key, ${dataset} as dataset, m.request_id, m.trace_id, m.dialects, m.operation, m.model,
+    m.tenant, m.prefix_id, m.conversation_id, m.features, m.adapter, m.priority, m.n_choices,
+    m.n_max_output, m.n_prompt, m.n_cached, m.n_output, m.intended_ns,
+    coalesce(m.sent_ns, m.network_ns) as sent_ns, m.arrival_ns, m.engine_ns, m.scheduled_ns,
+    m.prefilled_ns, m.first_token_ns, m.final_ns as last_token_ns, m.end_ns,
+    m.client_first_ns, m.client_end_ns, m.client_gap_p50_ms, m.client_gap_max_ms,
+    case
+        when m.is_prefill_only then null
+        when m.is_client_only then (m.client_first_ns - m.sent_ns) / 1e6
+        when m.first_token_ns is not null then coalesce(m.told_ttft_ms, (m.first_token_ns - m.arrival_ns) / 1e6)
+    end as ttft_ms,
+    case
+        when m.is_prefill_only then null
+        when m.is_client_only then case when m.client_first_ns is not null then 'measured' end
+        when m.first_token_ns is not null
+            then case when m.told_ttft_ms is not null then 'measured' else 'derived' end
+    end as ttft_origin,
+    coalesce(m.e2e_ms, (m.end_ns - m.arrival_ns) / 1e6) as e2e_ms,
+    coalesce(m.e2e_origin, case when m.end_ns is not null then 'measured' end) as e2e_origin,
+    case when per_stream >= 2 and m.final_ns >= m.first_token_ns
+        then (m.final_ns - m.first_token_ns) / 1e6 / (per_stream - 1) end as tpot_ms,
+    m.n_preemptions, m.n_computed, m.finish_reason, m.error_type, m.is_aborted,
+    m.is_censored as is_open, m.is_prefill_only, coalesce(m.weight, 1) as weight
+from (
+    select *, case when coalesce(n_choices, 1) > 1 then coalesce(n_longest, n_output / n_choices)
+        else n_output end as per_stream
+    from m_requests
+) m
+join m_request_keys k using (gid);
