@@ -21,7 +21,7 @@ TRACER_MODULES = sorted((REPO / "tracer" / "tokenlag_tracer").rglob("*.py"))
 LAYERS = (
     "errors", "times", "window", "store", "simulate", "read", "explain", "judge", "overhead",
     "report",
-    "pipeline", "ask", "options", "commands", "cli", "__main__",
+    "pipeline", "comparing", "ask", "options", "commands", "cli", "__main__",
 )  # fmt: skip
 MAX_LINES = 450
 

@@ -401,3 +401,38 @@ class TestDemo:
         status, _, err = run(f"demo {tmp_path}/t")
         assert status == 2
         assert err.count("\n") == 1
+
+
+def _result(folder: Path, name: str, **figures: float) -> Path:
+    told = {
+        "request_rate": "inf", "max_concurrency": 4, "num_prompts": 100, "duration": 60.0,
+        "completed": 100, "total_input_tokens": 51200, "total_output_tokens": 12800,
+        "request_throughput": 1.7, "mean_ttft_ms": 90.0, "std_ttft_ms": 9.0,
+        "mean_tpot_ms": 18.0, "std_tpot_ms": 1.0, "mean_e2el_ms": 2376.0, "std_e2el_ms": 90.0,
+    } | figures  # fmt: skip
+    path = folder / name
+    path.write_text(json.dumps(told))
+    return path
+
+
+def test_two_load_tests_are_compared_without_traces(run: Run, tmp_path: Path) -> None:
+    a = _result(tmp_path, "a.json")
+    b = _result(tmp_path, "b.json", mean_tpot_ms=25.0, mean_e2el_ms=3265.0)
+    status, out, err = run(f"compare {a} {b}")
+    assert (status, err) == (0, "")
+    assert out.startswith("B is slower: the same work takes another time.")
+    assert "Time per token is higher (mean 18 ms → 25 ms, × 1.39)." in out
+    assert "Time to first token did not move" in out
+    told = json.loads(run(f"compare {a} {b} --format json")[1])
+    assert told["schema"] == "tokenlag.comparison/1"
+    assert told["why"] == {"e2e": "speed", "tpot": "speed"}
+    assert run(f"compare {a} {b} --format md -o {tmp_path / 'c.md'}")[0] == 0
+    assert (tmp_path / "c.md").read_text().startswith("**B is slower")
+
+
+def test_a_load_test_is_not_compared_with_traces(run: Run, tmp_path: Path) -> None:
+    a, traces = _result(tmp_path, "a.json"), tmp_path / "t.jsonl"
+    traces.write_text('{"resourceSpans": []}\n')
+    status, _, err = run(f"compare {a} {traces}")
+    assert status == 2
+    assert f"diagnose {a} --with {traces} joins them" in err

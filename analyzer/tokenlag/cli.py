@@ -138,6 +138,7 @@ Version = Annotated[
 @main_app.command(context_settings=_CONTEXT, epilog=_EPILOG)
 def diagnose(
     paths: options.Paths,
+    with_traces: options.With = None,
     since: options.Since = None,
     until: options.Until = None,
     since_end: options.SinceEnd = None,
@@ -161,7 +162,7 @@ def diagnose(
     from tokenlag.pipeline import Request
 
     request = Request(
-        paths=paths,
+        paths=paths + (with_traces or []),
         since=since,
         until=until,
         since_end=since_end,
@@ -179,8 +180,8 @@ def diagnose(
 
 @command_app.command()
 def compare(
-    a: Annotated[str, typer.Argument(metavar="A", help="Traces of the normal time.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="Traces of the slow time.")],
+    a: Annotated[str, typer.Argument(metavar="A", help="Traces or a load test: the normal time.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The same of the slow time.")],
     slo: options.Slo = None,
     goodput: options.Goodput = None,
     by: options.By = None,
@@ -193,22 +194,30 @@ def compare(
     verbose: options.Verbose = False,
     quiet: options.Quiet = False,
 ) -> int:
-    """Diagnose B with A as its baseline: `diagnose B --baseline-traces A`."""
-    return diagnose(
-        [b],
+    """Say which of two load tests, or of two sets of traces, is slower, in what and why.
+
+    A and B are result files of load tests, or both traces: then B is also diagnosed with A
+    as its baseline, as `diagnose B --baseline-traces A` does.
+    """
+    from tokenlag.comparing import are_load_tests
+
+    if are_load_tests(a, b):
+        is_ascii = output is None and terminal_of(sys.stdout).ascii_only
+        return commands.compare_load_tests(a, b, form, output, ascii_only=is_ascii)
+    from tokenlag.pipeline import Request
+
+    request = Request(
+        paths=[b],
         baseline_traces=[a],
         slo=slo,
-        goodput=goodput,
-        by=by,
-        rules=rules,
-        form=form,
-        output=output,
-        fail_on=fail_on,
-        workers=workers,
-        memory_limit=memory_limit,
-        verbose=verbose,
-        quiet=quiet,
+        goodput=goodput or [],
+        by=by.value if by else None,
+        rules_dirs=rules or [],
+        n_workers=workers,
+        memory_limit=options.checked_memory(memory_limit),
+        is_comparison=True,
     )
+    return _diagnose_and_print(request, form, output, fail_on, options.verbosity(verbose, quiet))
 
 
 def _diagnose_and_print(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tokenlag import options
-from tokenlag.report.console import Progress, say, write_out
+from tokenlag.errors import UsageError
+from tokenlag.report.console import Progress, say, write_file, write_out
 from tokenlag.window import LocalZone
 
 
@@ -57,4 +59,21 @@ def overhead(
     from tokenlag.report.overhead import overhead_text
 
     write_out(overhead_text(measure(requests, steps, step_ms), step_ms))
+    return 0
+
+
+def compare_load_tests(
+    a: str, b: str, form: options.OutputFormat, output: Path | None, *, ascii_only: bool
+) -> int:
+    """Show which of two load tests is slower, in what and why."""
+    from tokenlag.comparing import compare_files
+    from tokenlag.report.comparison import render_comparisons
+
+    if form is options.OutputFormat.HTML:
+        raise UsageError("two load tests are compared as text, md or json")
+    text = render_comparisons(compare_files(a, b), form.value, ascii_only=ascii_only)
+    if output is None:
+        write_out(text, is_json=form is options.OutputFormat.JSON)
+    else:
+        write_file(output, text)
     return 0

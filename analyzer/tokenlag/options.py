@@ -16,7 +16,7 @@ from tokenlag.errors import UsageError
 
 COMMANDS: Final = {
     "demo": "write example traces that end now",
-    "compare": "diagnose B with A as its baseline",
+    "compare": "which of two load tests or traces is slower, and why",
     "rules": "list the causes that are looked for",
     "explain": "one cause: what it means, its limits, what to do",
     "schema": "the tables that rules and `sql` read",
@@ -51,6 +51,12 @@ _TIME = "T: 15m, 1h30m, 2d (ago), 2026-07-26T14:00:00Z, 2026-07-26, @unix, today
 Paths = Annotated[
     list[str],
     typer.Argument(metavar="PATH", help="Trace files, folders or globs.", show_default=False),
+]
+With = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--with", metavar="PATH", help="More of the same time: a load test's server's traces."
+    ),
 ]
 Since = Annotated[str | None, typer.Option(metavar="T", help=f"Start of the window. {_TIME}.")]
 Until = Annotated[str | None, typer.Option(metavar="T", help="End of the window.")]

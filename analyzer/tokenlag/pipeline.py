@@ -26,6 +26,7 @@ from tokenlag.window import (
 )
 
 if TYPE_CHECKING:
+    from tokenlag.explain.comparison import Comparison
     from tokenlag.explain.run import WindowRow
     from tokenlag.judge.judging import Brief
     from tokenlag.read.reading import ReadResult
@@ -53,6 +54,7 @@ class Request:
     rules_dirs: list[Path] = field(default_factory=list)
     n_workers: int | None = None
     memory_limit: str | None = None
+    is_comparison: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ def diagnose(
         prepare(store)
         choice = choose_windows(store, request, now_ns=now_ns, tz=tz)
         explain(store, choice.rows, objectives)
+        comparison = _compared(store, request)
         groups = group_values(store, request.by) if request.by else []
         tell("judge", 0.0)
         brief = Brief(
@@ -121,8 +124,19 @@ def diagnose(
         parts = _judge_groups(store, request, brief, groups, tell)
         store.discard()
     problems: list[TokenlagError] = [p for r in read for p in r.problems]
-    diagnosis = msgspec.structs.replace(judged.diagnosis, groups=parts)
+    diagnosis = msgspec.structs.replace(judged.diagnosis, groups=parts, comparison=comparison)
     return Outcome(diagnosis, problems + judged.problems)
+
+
+def _compared(store: Store, request: Request) -> Comparison | None:
+    """The two windows as two loads, for `compare`."""
+    if not request.is_comparison:
+        return None
+    from tokenlag.explain.twoloads import compare
+    from tokenlag.explain.windowrun import run_of_window
+
+    a = run_of_window(store, "baseline", ", ".join(request.baseline_traces))
+    return compare(a, run_of_window(store, "current", ", ".join(request.paths)))
 
 
 def _utc_offset(ns: int, tz: tzinfo) -> str:

@@ -11,6 +11,8 @@ from typing import Literal
 
 import msgspec
 
+from tokenlag.explain.comparison import Comparison
+
 SCHEMA = "tokenlag.diagnosis/1"
 
 Status = Literal["problem", "healthy", "inconclusive"]
@@ -230,10 +232,13 @@ class Diagnosis(msgspec.Struct, frozen=True):
     utc_offset: str | None = None
     goodput: Goodput | None = None
     groups: list[Group] = []
+    comparison: Comparison | None = None
 
 
 def to_json(diagnosis: Diagnosis) -> bytes:
     """The diagnosis as one indented JSON object, `schema` first."""
     fields = msgspec.to_builtins(diagnosis)
+    if diagnosis.comparison is None:  # a key of `compare` alone
+        del fields["comparison"]
     ordered = {"schema": fields.pop("schema"), **fields}
     return msgspec.json.format(msgspec.json.encode(ordered), indent=2)

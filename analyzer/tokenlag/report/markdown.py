@@ -5,6 +5,7 @@ from __future__ import annotations
 from tokenlag.judge.diagnosis import Diagnosis, Finding
 from tokenlag.report import format as fmt
 from tokenlag.report import tables
+from tokenlag.report.comparison import comparison_lines
 
 _SPECIAL = str.maketrans({c: f"\\{c}" for c in "\\`*_[]<>|#~"})
 
@@ -28,6 +29,7 @@ def render_markdown(diagnosis: Diagnosis, *, verbosity: int = 0) -> str:
             blocks.append(_table(tables.budget_rows(diagnosis.budget)))
         blocks += _findings(diagnosis, is_verbose=is_verbose)
         sections = [
+            ("Compared", comparison_lines(diagnosis.comparison)),
             ("Checked and not found", [", ".join(map(fmt.clean, diagnosis.checked))]),
             ("Could not check", tables.not_evaluated_lines(diagnosis.not_evaluated)),
             ("The data", tables.coverage_lines(diagnosis)),
