@@ -79,7 +79,11 @@ def moved(comparison: Comparison) -> dict[str, str]:
 
 
 def parts(comparison: Comparison, metric: str) -> dict[str, float]:
-    return {p.cause: p.ms for p in comparison.parts if p.metric == metric}
+    told: dict[str, float] = {}
+    for part in comparison.parts:
+        if part.metric == metric:
+            told[part.cause] = told.get(part.cause, 0.0) + part.ms
+    return told
 
 
 @pytest.mark.parametrize("tool", ["vllm", "aiperf", "guidellm", "vllm-summary", "sglang"])
@@ -99,6 +103,8 @@ def test_a_slower_server_in_an_open_loop_is_speed(tool: str, make: Make) -> None
     }  # fmt: skip
     assert set(found.why.values()) == {"speed"}
     assert "the same work takes another time" in found.verdict[0]
+    change = next(c for c in found.changes if c.metric == "e2e")
+    assert sum(parts(found, "e2e").values()) == pytest.approx(change.ms, rel=0.1)
 
 
 @pytest.mark.parametrize("tool", ["vllm", "vllm-summary"])

@@ -276,14 +276,13 @@ def _verdict(
     same = {"same": "the same load", "unknown": "the load is not known on both sides"}
     text = same.get(load_moved, f"{load_a.text} → {load_b.text}")
     told.append(f"Load: {text}.")
-    for metric in LATENCIES:
-        for part in parts:
-            if part.metric == metric and metric in why and part.cause == why[metric]:
-                told.append(
-                    f"Of the change in {_NAMES[metric]}, {_ms(part.ms, '+')} are {part.cause}"
-                    f" ({part.text})."
-                )
-                break
+    for metric, cause in why.items():
+        of = [part for part in parts if part.metric == metric and part.cause == cause]
+        if of:
+            total, text = sum(p.ms for p in of), max(of, key=lambda p: abs(p.ms)).text
+            told.append(
+                f"Of the change in {_NAMES[metric]}, {_ms(total, '+')} are {cause} ({text})."
+            )
     if shape:
         told.append(
             "Tokens per second of the two cannot be compared: their requests have other lengths."
