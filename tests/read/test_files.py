@@ -29,6 +29,12 @@ def names(found: Found, root: Path) -> list[str]:
     return [os.path.relpath(file.name, root) for file in found.files]
 
 
+def kept_lines(text: bytes, start: int, end: int | None) -> list[tuple[int, bytes | None]]:
+    """What `lines_of` yields, copied, for each is good until the next only."""
+    found = lines_of(io.BytesIO(text), start, end)
+    return [(at, None if piece is None else bytes(piece)) for at, piece in found]
+
+
 def make(root: Path, *paths: str) -> None:
     for path in paths:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -207,13 +213,17 @@ def test_blocks_are_whole_lines_with_their_numbers(text: bytes, n_chunk: int) ->
         n_lines += (block.data or b"").count(b"\n")
 
 
+@pytest.mark.parametrize("n_buffer", [1, 2, 3, 4096])
 @pytest.mark.parametrize("text", [b"", b"a", b"\n", b"a\nbb\n", b"a\n\nbb\nccc", b"\n\n\na"])
-def test_ranges_share_the_lines_out(text: bytes) -> None:
+def test_ranges_share_the_lines_out(
+    text: bytes, n_buffer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "READ_BYTES", n_buffer)
     whole = [(0, piece) for piece in text.splitlines(keepends=True)]
     for n in range(1, len(text) + 2):
         found = []
         for start in range(0, len(text), n):
-            found += list(lines_of(io.BytesIO(text), start, min(start + n, len(text))))
+            found += kept_lines(text, start, min(start + n, len(text)))
         assert [piece for _, piece in found] == [piece for _, piece in whole]
         assert all(piece is not None and text[at:].startswith(piece) for at, piece in found)
 
@@ -221,13 +231,13 @@ def test_ranges_share_the_lines_out(text: bytes) -> None:
 def test_texts_over_the_limit_are_told_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "MAX_TEXT_BYTES", 10)
     text = b"short\n" + b"x" * 25 + b"\n" + b"end\n"
-    assert list(lines_of(io.BytesIO(text), 0, None)) == [
+    assert kept_lines(text, 0, None) == [
         (0, b"short\n"),
         (6, None),
         (32, b"end\n"),
     ]
-    assert list(lines_of(io.BytesIO(text), 8, 12)) == []
-    assert list(lines_of(io.BytesIO(text), 8, 40)) == [(32, b"end\n")]
+    assert kept_lines(text, 8, 12) == []
+    assert kept_lines(text, 8, 40) == [(32, b"end\n")]
     chunks = [text[i : i + 4] for i in range(0, len(text), 4)]
     assert list(blocks_of(chunks)) == [Block(b"short\n", 1), Block(None, 2)]
     assert whole_text(chunks) is None

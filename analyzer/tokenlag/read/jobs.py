@@ -64,7 +64,7 @@ class SpanReader:
 
     def _range(self, job: Job, report: Report) -> None:
         try:
-            file = Path(job.path).open("rb", buffering=2**20)  # noqa: SIM115 - used below
+            file = Path(job.path).open("rb", buffering=0)  # noqa: SIM115 - used below
         except OSError as error:  # it was there a moment ago
             _note(report, Bad(f"cannot be opened: {error.strerror}", offset=job.start))
             return
@@ -79,23 +79,25 @@ class SpanReader:
             number += 1
 
     def _line(
-        self, job: Job, text: bytes | None, offset: int, report: Report, line: int | None
+        self, job: Job, text: memoryview | None, offset: int, report: Report, line: int | None
     ) -> None:
         if text is None:
             report.n_texts += 1
             why = f"longer than {MAX_TEXT_BYTES >> 20} MB, which is not read"
             _note(report, Bad(why, line, offset))
-        elif text[:64].strip(_BLANK) or text.strip(_BLANK):  # stripping copies
+        elif bytes(text[:64]).strip(_BLANK) or bytes(text).strip(_BLANK):
             self._text(job, text, offset, report, line)
 
-    def _text(self, job: Job, text: bytes, offset: int, report: Report, line: int | None) -> None:
+    def _text(
+        self, job: Job, text: bytes | memoryview, offset: int, report: Report, line: int | None
+    ) -> None:
         report.n_texts += 1
         if text[:1] not in (b"{", b"["):
-            text = text.strip(_BLANK)
+            text = bytes(text).strip(_BLANK)
         try:
             self._source.read(text, job.name, report.seen)
         except otlp_json.TextError as error:
-            is_cut = not text.endswith(b"\n")
+            is_cut = text[-1:] != b"\n"
             line = None if line is None else line + error.n_lines_before
             _note(report, Bad(str(error), line, offset, is_cut))
 

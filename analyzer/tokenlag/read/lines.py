@@ -9,6 +9,7 @@ from typing import IO, Final
 
 MAX_TEXT_BYTES: Final = 128 * 2**20  # of one line, or of one pretty-printed object
 BLOCK_BYTES: Final = 8 * 2**20
+READ_BYTES: Final = 4 * 2**20
 
 
 @dataclass(frozen=True)
@@ -58,42 +59,93 @@ def whole_text(chunks: Iterable[bytes]) -> bytes | None:
     return b"".join(parts)
 
 
-def lines_of(stream: IO[bytes], start: int, end: int | None) -> Iterator[tuple[int, bytes | None]]:
+def lines_of(
+    stream: IO[bytes], start: int, end: int | None
+) -> Iterator[tuple[int, memoryview | None]]:
     """Yields the lines that begin in a byte range, with their offsets, bounded in size.
 
+    All lines lie in one buffer that is used again, since copying each line and giving its
+    memory back costs as much as parsing half of it.
+
     Args:
-        stream: seekable bytes.
+        stream: seekable bytes, best without a buffer of its own.
         start: the range's first byte; a line that began before it is left to the range
             before.
         end: the first byte after the range, None for the end of the stream.
 
     Yields:
-        The offset and the line with its newline; `None` for a line over `MAX_TEXT_BYTES`.
+        The offset and the line with its newline, good until the next is asked for; `None`
+        for a line over `MAX_TEXT_BYTES`.
     """
-    offset = start
-    if start:
-        stream.seek(start - 1)
-        offset -= 1
-        while piece := stream.readline(2**20):
-            offset += len(piece)
-            if piece.endswith(b"\n") or (end is not None and offset > end):
-                break
-    else:
-        stream.seek(0)
-    while end is None or offset < end:
-        line = stream.readline(MAX_TEXT_BYTES + 1)
-        if not line:
+    # From the byte before, whose newline says that a line begins at the start.
+    stream.seek(max(start - 1, 0))
+    window = _Window(stream, max(start - 1, 0))
+    if start and not window.skip_line(end):
+        return
+    while end is None or window.offset < end:
+        offset = window.offset
+        n_bytes = window.line_bytes()
+        if n_bytes == 0:
             return
-        if len(line) <= MAX_TEXT_BYTES or line.endswith(b"\n"):
-            yield offset, line
-            offset += len(line)
+        if n_bytes is None:
+            yield offset, None
+            if not window.skip_line(None):
+                return
             continue
-        yield offset, None
-        offset += len(line)
-        while piece := stream.readline(2**20):
-            offset += len(piece)
-            if piece.endswith(b"\n"):
-                break
+        yield offset, window.take(n_bytes)
+
+
+class _Window:
+    """A piece of a stream, moved along it in one buffer."""
+
+    def __init__(self, stream: IO[bytes], offset: int) -> None:
+        self.offset = offset  # of the first byte that is not taken
+        self._stream = stream
+        self._buffer = bytearray(READ_BYTES)
+        self._view = memoryview(self._buffer)
+        self._first = self._last = 0  # what is held and not taken
+
+    def line_bytes(self) -> int | None:
+        """The length of the next line, 0 at the end of the stream, None if it is too long."""
+        n_seen = 0
+        while True:
+            found = self._buffer.find(b"\n", self._first + n_seen, self._last)
+            if found >= 0:
+                n_bytes = found + 1 - self._first
+                return n_bytes if n_bytes <= MAX_TEXT_BYTES + 1 else None
+            n_seen = self._last - self._first
+            if n_seen > MAX_TEXT_BYTES:
+                return None
+            if not self._fill():
+                return n_seen
+
+    def take(self, n_bytes: int) -> memoryview:
+        first = self._first
+        self._first += n_bytes
+        self.offset += n_bytes
+        return self._view[first : self._first]
+
+    def skip_line(self, end: int | None) -> bool:
+        """Moves behind the next newline; False if the stream or the range ends before."""
+        while True:
+            found = self._buffer.find(b"\n", self._first, self._last)
+            self.take((found + 1 if found >= 0 else self._last) - self._first)
+            if found >= 0:
+                return True
+            if (end is not None and self.offset > end) or not self._fill():
+                return False
+
+    def _fill(self) -> bool:
+        """Reads on, into a larger buffer if this one is full of one line."""
+        held = bytes(self._view[self._first : self._last])
+        if len(held) > len(self._buffer) // 2:
+            self._buffer = bytearray(2 * len(self._buffer))
+            self._view = memoryview(self._buffer)
+        self._view[: len(held)] = held
+        self._first, self._last = 0, len(held)
+        n_read: int = self._stream.readinto(self._view[self._last :])  # type: ignore[attr-defined]
+        self._last += n_read
+        return n_read > 0
 
 
 def line_number(path: Path, offset: int) -> int:

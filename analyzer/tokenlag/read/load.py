@@ -19,11 +19,12 @@ from tokenlag.read.dialects import (
     script_names,
     span_columns,
 )
+from tokenlag.read.loadtest.stage import join_load_tests
 from tokenlag.read.memberships import Memberships, decode_memberships
 from tokenlag.read.reading import ReadResult, read_spans
-from tokenlag.read.spans import CORE_SCHEMA
+from tokenlag.read.spans import CORE_SCHEMA, RowFiles, span_schema
 from tokenlag.read.vocabulary import RESOURCE_PREFIX, Vocabulary
-from tokenlag.store.connection import Store, sql_identifier, sql_string_list
+from tokenlag.store.connection import Store, sql_identifier, sql_literal, sql_string_list
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all; as read_spans calls it
 MAX_NAMES: Final = 3
@@ -72,6 +73,7 @@ def load_traces(
     out_dir = work_dir / f"spans-{dataset}"
     out_dir.mkdir(parents=True, exist_ok=True)
     result = read_spans(paths, out_dir, vocabulary(), n_workers=n_workers, progress=progress)
+    _add_load_tests(result, out_dir)
     notes = result.notes
     store.insert(
         "read_notes",
@@ -88,6 +90,30 @@ def load_traces(
     if not any(store.scalar(found.format(table), [dataset]) for table in ("requests", "epochs")):
         raise _no_requests(store, result, paths)
     return result
+
+
+def _add_load_tests(result: ReadResult, out_dir: Path) -> None:
+    """Requests of load tests among the files become client spans beside the others."""
+    if not result.load_tests:
+        return
+    from tokenlag.read.loadtest.rows import frame_of, notes_of, why_not
+
+    rows = RowFiles(out_dir, "load-test", span_schema(vocabulary()))
+    for run in result.load_tests:
+        frame = frame_of(run)
+        if frame is None:
+            hint = "`diagnose compare A B` compares two such files"
+            problem = InputError(why_not(run), place=run.source, hint=hint)
+            if str(problem) not in map(str, result.problems):  # once for a whole sweep
+                result.problems.append(problem)
+        else:
+            rows.add(frame)
+            result.notes += notes_of(run)
+    rows.flush()
+    result.span_files += rows.files
+    result.n_spans += rows.n_rows
+    if not result.n_spans:
+        raise result.problems[0]
 
 
 def _no_requests(store: Store, result: ReadResult, paths: Sequence[str | Path]) -> InputError:
@@ -125,7 +151,6 @@ def load_spans(
         run(on, "engines.sql", "steps.sql")
         _carry_memberships(on)
 
-    scripts = {dialect.name: dialect.scripts for dialect in DIALECTS}
     with store.staging() as beside, ThreadPoolExecutor(1) as thread:
 
         def both(on_store: Callable[[], None], on_beside: Callable[[], None]) -> None:
@@ -139,17 +164,23 @@ def load_spans(
         _make_views(store, span_files, event_files)
         run(store, "staging.sql")
         _set_duplicates_aside(store)
-        run(store, *scripts.pop("genai-client"))
-        contract = scripts.pop("contract")
+        scripts = _scripts(store)
         both(
-            lambda: run(store, *contract),
-            lambda: run(beside, "contract_steps.sql", *itertools.chain(*scripts.values())),
+            lambda: run(store, *scripts.pop("genai-client"), "contract_spans.sql"),
+            lambda: run(beside, "contract_steps.sql"),
         )
+        contract = scripts.pop("contract")
+        others = tuple(itertools.chain(*scripts.values()))
+        both(lambda: run(store, *contract), lambda: run(beside, *others))
+        join_load_tests(store)
         both(lambda: run(store, "contract_phases.sql", "merge_fields.sql"), lambda: carry(beside))
-        run(store, "chunks.sql", "derive.sql", "merge_stamps.sql")
+        run(store, "chunks.sql")
         both(
-            lambda: run(store, "tile.sql"),
-            lambda: run(beside, "merge_rows.sql", "memberships.sql", "finish.sql"),
+            lambda: run(store, "derive.sql", "merge_stamps.sql"),
+            lambda: run(beside, "merge_sequences.sql", "memberships.sql"),
+        )
+        both(
+            lambda: run(store, "tile.sql"), lambda: run(beside, "merge_requests.sql", "finish.sql")
         )
         store.run_script("tokenlag.store", "quality.sql", names)
 
@@ -212,6 +243,18 @@ def _set_duplicates_aside(store: Store) -> None:
             "(select (filename, file_row_number) from duplicate_rows)"
         )
     store.execute(f"create or replace view staging.spans as select * from raw_spans{condition}")
+
+
+def _scripts(store: Store) -> dict[str, tuple[str, ...]]:
+    """The scripts of the dialects whose spans are there, by dialect."""
+    patterns = {d.name: d.span_names for d in DIALECTS if d.span_names is not None}
+    asked = ", ".join(
+        f"coalesce(bool_or(regexp_matches(name, {sql_literal(pattern)})), false)"
+        for pattern in patterns.values()
+    )
+    row = store.fetchone(f"select {asked} from (select distinct name from spans)") or ()
+    absent = {name for name, is_there in zip(patterns, row, strict=True) if not is_there}
+    return {d.name: () if d.name in absent else d.scripts for d in DIALECTS}
 
 
 def _carry_memberships(store: Store) -> None:

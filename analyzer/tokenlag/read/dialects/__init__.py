@@ -28,6 +28,8 @@ class Dialect:
         keys: column name → (attribute key, type) for keys outside the conventions.
         resource_keys: the same for resource attributes; columns get `res_` before them.
         event_names: span events that the script reads.
+        span_names: an RE2 pattern that some span's name matches if the dialect is there at
+            all; without such a name the scripts are not run. None: always run.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Dialect:
     keys: dict[str, tuple[str, str]] = field(default_factory=dict)
     resource_keys: dict[str, tuple[str, str]] = field(default_factory=dict)
     event_names: frozenset[str] = frozenset()
+    span_names: str | None = None
 
 
 # De-facto keys that several engines write; semconv has no names for them.
@@ -82,6 +85,7 @@ DIALECTS: Final[tuple[Dialect, ...]] = (
             "vllm_process_id": ("vllm.process_id", "str"),
             "vllm_module": ("vllm.instrumenting_module_name", "str"),
         },
+        span_names="^llm_request$",
     ),
     Dialect(
         "sglang",
@@ -98,6 +102,7 @@ DIALECTS: Final[tuple[Dialect, ...]] = (
             "dp_rank": ("dp_rank", "int"),
         },
         event_names=frozenset({"retract"}),
+        span_names="(^| )Req [0-9A-Za-z_-]",
     ),
 )
 

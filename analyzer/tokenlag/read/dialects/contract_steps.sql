@@ -1,4 +1,4 @@
--- The trace contract's engine steps, and what its engines are, to staging.
+-- The trace contract's engine steps and phases, and what its engines are, to staging.
 
 insert into st_steps by name
 select
@@ -19,14 +19,6 @@ select
 from spans
 where name = ${SPAN_ENGINE_STEP} and step_index is not null
   and start_ns is not null and end_ns >= start_ns;
-
-insert into st_notes
-select 'bad_steps', 'contract', count(*),
-    count(*) || ' step spans have no index, no times, or end before they start; they are set aside'
-from spans
-where name = ${SPAN_ENGINE_STEP}
-  and (step_index is null or start_ns is null or end_ns is null or end_ns < start_ns)
-having count(*) > 0;
 
 -- --- what the engines are -------------------------------------------------------------------
 
@@ -57,3 +49,16 @@ where name in (${SPAN_ENGINE_STEP}, ${SPAN_ENGINE_REQUEST})
    or (name = ${SPAN_REQUEST} and (request_index is not null or engine_id is not null))
 group by all;
 
+-- --- phases as written ---------------------------------------------------------------------
+
+create table staging.c_phase as
+select
+    hash(trace_id, span_id) as sid, hash(trace_id) as tid,
+    hash(trace_id, nullif(parent_id, '')) as pid, name, start_ns, end_ns,
+    res_host_name as host, request_id,
+    direction, clock, stage, queue_reason, prefill_tokens, prefill_recompute,
+    step_index, chunk_tokens, chunk_context, decode_first_step, decode_last_step, decode_tokens
+from spans
+where name in (${SPAN_NETWORK}, ${SPAN_FRONTEND}, ${SPAN_QUEUE}, ${SPAN_PREFILL},
+               ${SPAN_PREFILL_CHUNK}, ${SPAN_DECODE})
+  and start_ns is not null;

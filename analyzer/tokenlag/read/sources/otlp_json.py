@@ -54,16 +54,17 @@ class OtlpJsonReader:
         self._columns = columns
         self._keyed = KeyedDecoder(declared)
 
-    def read(self, text: bytes, source: str, seen: Seen) -> None:
+    def read(self, text: bytes | memoryview, source: str, seen: Seen) -> None:
         """Adds the spans of one JSON text to the columns and what it was to `seen`.
 
         Raises:
             TextError: some of the text could not be read.
         """
-        if len(text) > LARGE_BYTES and text.count(b"{") > MAX_OBJECTS:
+        if len(text) > LARGE_BYTES and bytes(text).count(b"{") > MAX_OBJECTS:
             raise TextError(f"more than {MAX_OBJECTS:,} JSON objects in one piece")
         if self._read_keyed(text, source, seen):
             return
+        text = bytes(text)
         exports = _decode(text)
         if exports is not None:
             # Once more, so that columns do not mix what the two ways make of integers.
@@ -78,7 +79,7 @@ class OtlpJsonReader:
             raise TextError(result.error, result.n_lines_before_error)
         self._take(result.exports or [Export()], source, seen)
 
-    def _read_keyed(self, text: bytes, source: str, seen: Seen) -> bool:
+    def _read_keyed(self, text: bytes | memoryview, source: str, seen: Seen) -> bool:
         export = self._keyed.decode(text)
         if export is None or _is_empty(export):
             return False

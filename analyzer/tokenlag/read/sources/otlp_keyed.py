@@ -42,7 +42,7 @@ class KeyedDecoder:
         self._n_rebuilds = 0
         self._decoder: msgspec.json.Decoder[Export] | None = None
 
-    def decode(self, text: bytes) -> Export | None:
+    def decode(self, text: bytes | memoryview) -> Export | None:
         """Returns an export, or None if the text has to be decoded generally.
 
         Its spans' attributes have a `key`, and a `value` if it is declared.

@@ -1,24 +1,4 @@
--- The rows of requests and of their sequences.
-
-create table staging.m_parts as
-select lineage, epoch_key,
-    case when lag(start_ns) over parts is not null then start_ns end as from_ns,
-    lead(start_ns) over parts as to_ns
-from l_epochs window parts as (partition by lineage order by start_ns, part);
-
-insert into sequences by name
-select distinct on (k.seq_key)
-    k.seq_key, r.request_key,
-    e.epoch_key,
-    s.request_index, s.sequence, s.role, s.start_ns, s.end_ns,
-    s.n_prompt, s.n_cached, s.n_output, s.n_preemptions
-from m_sequences s
-join m_seq_keys k using (qid)
-left join m_request_keys r on r.gid = s.gid
-left join l_sequences l on l.qid = s.qid
--- The epoch of the lineage that ran when the sequence began.
-left join m_parts e on e.lineage = l.lineage
-    and s.start_ns >= coalesce(e.from_ns, s.start_ns) and s.start_ns < coalesce(e.to_ns, s.start_ns + 1);
+-- The rows of requests.
 
 insert into requests by name
 select
@@ -28,6 +8,7 @@ select
     coalesce(m.sent_ns, m.network_ns) as sent_ns, m.arrival_ns, m.engine_ns, m.scheduled_ns,
     m.prefilled_ns, m.first_token_ns, m.final_ns as last_token_ns, m.end_ns,
     m.client_first_ns, m.client_end_ns, m.client_gap_p50_ms, m.client_gap_max_ms,
+    m.n_client_chunks,
     case
         when m.is_prefill_only then null
         when m.is_client_only then (m.client_first_ns - m.sent_ns) / 1e6
