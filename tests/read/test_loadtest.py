@@ -73,7 +73,7 @@ def test_every_tools_requests_are_the_same_in_our_names(
         (requests.n_prompt, [s.n_prompt for s in truth]),
         (requests.n_output, [len(s.chunks_s) for s in truth]),
     ):
-        np.testing.assert_allclose(column, wanted, rtol=1e-6)
+        np.testing.assert_allclose(column, wanted, rtol=1e-6, atol=2e-3)
 
 
 @pytest.mark.parametrize("tool", sorted(TOOLS))
@@ -150,7 +150,9 @@ def test_chunks_of_several_tokens_are_named(made: Simulated, tmp_path: Path) -> 
     told["mean_itl_ms"] *= 2
     path.write_text(json.dumps(told))
     run = only(path)
-    assert any("time between chunks of about 2." in text for text in run.translations), run.translations
+    assert any("time between chunks of about 2." in text for text in run.translations), (
+        run.translations
+    )
     assert run.requests is not None
     assert (run.requests.n_chunks < 0.6 * run.requests.n_output).all()
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from tokenlag.errors import InputError
 from tokenlag.read.files import InputFile
 from tokenlag.read.lines import line_number
+from tokenlag.read.loadtest.run import Run
 from tokenlag.read.messages import MAX_BAD_KEPT, Bad, Report
 from tokenlag.read.sources.guess import OTLP_HINT, Guess, guess
 
@@ -36,6 +37,7 @@ class FileResult:
     error: InputError | None = None  # it could not be opened
     broken: str | None = None  # its compressed stream ended early
     too_long: str | None = None  # where reading was given up
+    runs: list[Run] = field(default_factory=list)  # of a load test, if that is what it holds
 
     def add(self, report: Report) -> None:
         """Takes the report of one more job."""
@@ -65,7 +67,7 @@ class FileResult:
         """Returns what is wrong if the file has no usable span, else None."""
         if self.error is not None:
             return self.error
-        if self.report.n_rows:
+        if self.report.n_rows or self.runs:
             return None
         name = self.file.name
         if self.guess is not None:

@@ -11,6 +11,8 @@ from typing import Final
 from tokenlag.errors import InputError
 from tokenlag.read.files import GLOB_HINT, InputFile, find_files
 from tokenlag.read.lines import BLOCK_BYTES, MAX_TEXT_BYTES, blocks_of, is_one_text, whole_text
+from tokenlag.read.loadtest import find_format
+from tokenlag.read.loadtest.run import Run
 from tokenlag.read.messages import Job
 from tokenlag.read.noticed import FileResult, ReadNote, skipped_notes
 from tokenlag.read.pool import InProcess, Processes, Readers
@@ -38,6 +40,7 @@ class ReadResult:
         problems: named inputs that could not be used; the others still count.
         n_spans: rows in the span files.
         n_files: files that held spans.
+        load_tests: runs of load tests among the files, whose requests are not in span files.
     """
 
     span_files: list[Path] = field(default_factory=list)
@@ -46,6 +49,7 @@ class ReadResult:
     problems: list[InputError] = field(default_factory=list)
     n_spans: int = 0
     n_files: int = 0
+    load_tests: list[Run] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,7 @@ def read_spans(
     for file_result in results:
         result.n_spans += file_result.report.n_rows
         result.n_files += file_result.report.n_rows > 0
+        result.load_tests += file_result.runs
         problem = file_result.problem()
         if problem is None:
             result.notes += file_result.notes()
@@ -108,7 +113,7 @@ def read_spans(
         else:
             skipped.append((file_result.file.name, file_result.why()))
     result.notes += skipped_notes(skipped)
-    if not result.n_spans:
+    if not result.n_spans and not result.load_tests:
         raise _nothing(paths, result, skipped)
     result.span_files = [Path(path) for path in done.span_files]
     result.event_files = [Path(path) for path in done.event_files]
@@ -171,6 +176,9 @@ def _tasks(files: list[InputFile], results: list[FileResult]) -> Iterator[_Task]
 def _tasks_of(file: InputFile, stream: Bytes, result: FileResult) -> Iterator[_Task]:
     result.head = stream.head
     if find_source(stream.head) is None:
+        if (format_name := find_format(stream.head)) is not None:
+            _read_load_test(file, stream, result, format_name)
+            return
         result.guess = guess(stream.head)
         return
     if is_one_text(stream.head):
@@ -195,6 +203,17 @@ def _tasks_of(file: InputFile, stream: Bytes, result: FileResult) -> Iterator[_T
         job = Job(file.name, n_payload=len(block.data), line=block.line)
         yield _Task(job, block.data, result, n_read - n_before)
         n_before = n_read
+
+
+def _read_load_test(file: InputFile, stream: Bytes, result: FileResult, name: str) -> None:
+    """A load test's result file is small: it is read here and now."""
+    from tokenlag.read.loadtest.reader import read_text
+
+    text = whole_text(stream.chunks())
+    if text is None:
+        result.too_long = f"a load test's result of more than {MAX_TEXT_BYTES >> 20} MB"
+        return
+    result.runs = read_text(text, name, file.name)
 
 
 def _gathered(chunks: Iterator[bytes]) -> Iterator[bytes]:

@@ -81,13 +81,13 @@ facts as (
         printf('%d of %d requests were aborted or failed', count(*) filter (is_aborted), count(*))
     from seen
     union all
-    select 'client_only', count(*) filter (dialects = 'genai-client'), count(*),
-        printf('%d of %d requests are known from the client alone', count(*) filter (dialects = 'genai-client'), count(*))
+    select 'client_only', count(*) filter (dialects in ('genai-client', 'load-test')), count(*),
+        printf('%d of %d requests are known from the client alone', count(*) filter (dialects in ('genai-client', 'load-test')), count(*))
     from seen
     union all
-    select 'no_phases', count(*) filter (not has_engine_phase and dialects <> 'genai-client'), count(*),
+    select 'no_phases', count(*) filter (not has_engine_phase and dialects not in ('genai-client', 'load-test')), count(*),
         printf('%d of %d requests have no queue, prefill or decode', count(*) filter (
-            not has_engine_phase and dialects <> 'genai-client'), count(*))
+            not has_engine_phase and dialects not in ('genai-client', 'load-test')), count(*))
     from seen
 )
 select ${dataset}, kind, null, n, n / n_all, text from facts where n > 0;
@@ -99,7 +99,7 @@ select ${dataset}, 'uncovered', null, count(*) filter (share > 0), avg(share),
 from (
     select coalesce(q.uncovered_ns, 0) / q.total_ns as share
     from q_phases q join requests r using (request_key)
-    where q.total_ns > 0 and r.dialects <> 'genai-client'
+    where q.total_ns > 0 and r.dialects not in ('genai-client', 'load-test')
 )
 -- What would print as 0.0 % on both counts is nothing to say.
 having avg(share) >= 0.0005 or quantile_cont(share, 0.99) >= 0.0005;

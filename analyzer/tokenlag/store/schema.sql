@@ -73,6 +73,7 @@ create table requests (
     client_end_ns    bigint,        -- the client saw the last byte or gave up
     client_gap_p50_ms double,       -- between chunks, at the client
     client_gap_max_ms double, -- longest between two chunks, at the client
+    n_client_chunks  bigint, -- chunks with content, at the client; fewer than n_output: some held several tokens
     ttft_ms          double,        -- first token − arrival, as far out as it was seen by the server
     ttft_origin      varchar,       -- 'measured' (the dialect gave it) | 'derived' (from stamps) ; NULL with ttft_ms
     e2e_ms           double, -- end − arrival; a client-only request: its span

@@ -18,7 +18,7 @@ select
           and time_to_first_chunk * 1e9 <= coalesce(end_ns - start_ns, 3.6e12)
         then start_ns + (time_to_first_chunk * 1e9)::bigint end as first_ns,
     start_ns - client_intended_ns as intended_ns, client_gap_p50_ns, client_gap_max_ns,
-    sample_weight
+    client_chunks, sample_weight
 from spans
 where kind = ${KIND_CLIENT} and start_ns is not null
   and (operation_name in ('chat', 'text_completion', 'generate_content', 'embeddings')
@@ -35,13 +35,14 @@ select rid, any_value(top) as top from up group by rid;
 
 insert into st_requests by name
 select
-    g.rid, 'genai-client' as dialect, 9 as trust, g.tid, g.pid, g.trace_id, g.request_id,
+    g.rid, case when g.scope like 'load test%' then 'load-test' else 'genai-client' end as dialect, 9 as trust, g.tid, g.pid, g.trace_id, g.request_id,
     g.operation_name as operation, g.model, g.conversation_id, g.n_prompt, g.n_output,
     g.n_cached, g.request_max_tokens as n_max_output, g.request_choice_count as n_choices,
     g.tenant, g.prefix_id,
     g.start_ns as sent_ns, g.intended_ns, g.first_ns as client_first_ns,
     g.end_ns as client_end_ns,
     g.client_gap_p50_ns / 1e6 as client_gap_p50_ms, g.client_gap_max_ns / 1e6 as client_gap_max_ms,
+    g.client_chunks as n_client_chunks,
     array_to_string(list_distinct(g.finish_reasons), ',') as finish_reason, g.error_type,
     coalesce(g.status_code = ${STATUS_ERROR}, false) as is_error, g.end_ns is null as is_open,
     g.sample_weight as weight, g.host, g.scope

@@ -51,7 +51,9 @@ select tid, count(distinct gid) as n, min(gid) as gid from m_server group by tid
 -- the last of them.
 create table staging.m_client as
 with candidates as (
-    select c.rid, s.gid, 1 as rank, -s.start_ns as apart
+    select p.rid, s.gid, 0 as rank, 0 as apart from st_pairs p join m_server s on s.rid = p.server_rid
+    union all
+    select c.rid, s.gid, 1, -s.start_ns
     from m_server s join g_chain h on h.rid = s.pid join m_side c on c.rid = h.top
     union all
     select c.rid, s.gid, 2, abs(s.start_ns - c.start_ns)
@@ -113,6 +115,7 @@ select
     arg_min(r.client_end_ns, r.trust) as client_end_ns,
     arg_min(r.client_gap_p50_ms, r.trust) as client_gap_p50_ms,
     arg_min(r.client_gap_max_ms, r.trust) as client_gap_max_ms,
+    arg_min(r.n_client_chunks, r.trust) as n_client_chunks,
     arg_min(r.ttft_ms, r.trust) as ttft_ms,
     arg_min(r.e2e_ms, r.trust) as e2e_ms, arg_min(r.e2e_origin, r.trust) as e2e_origin,
     arg_min(r.n_preemptions, r.trust) as n_preemptions,

@@ -23,7 +23,9 @@ select
     coalesce(m.e2e_ms, (m.end_ns - m.arrival_ns) / 1e6) as e2e_ms,
     coalesce(m.e2e_origin, case when m.end_ns is not null then 'measured' end) as e2e_origin,
     case when per_stream >= 2 and m.final_ns >= m.first_token_ns
-        then (m.final_ns - m.first_token_ns) / 1e6 / (per_stream - 1) end as tpot_ms,
+        then (m.final_ns - m.first_token_ns) / 1e6 / (per_stream - 1)
+        when m.is_client_only and per_stream >= 2 and m.client_end_ns >= m.client_first_ns and not m.is_aborted
+        then (m.client_end_ns - m.client_first_ns) / 1e6 / (per_stream - 1) end as tpot_ms,
     m.n_preemptions, m.n_computed, m.finish_reason, m.error_type, m.is_aborted,
     m.is_censored as is_open, m.is_prefill_only, coalesce(m.weight, 1) as weight
 from (

@@ -10,7 +10,7 @@ create table staging.st_requests (
     arrival_ns bigint, first_token_ns bigint, last_token_ns bigint, end_ns bigint,
     ttft_ms double, e2e_ms double, e2e_origin varchar,
     sent_ns bigint, intended_ns bigint, client_first_ns bigint, client_end_ns bigint,
-    client_gap_p50_ms double, client_gap_max_ms double,
+    client_gap_p50_ms double, client_gap_max_ms double, n_client_chunks bigint,
     n_preemptions bigint, finish_reason varchar, error_type varchar,
     is_error boolean, is_open boolean, weight double, host varchar, scope varchar
 );
@@ -62,5 +62,8 @@ create table staging.st_chunks (
 create table staging.st_decodes (
     qid ubigint, first_step bigint, last_step bigint
 );
+
+-- Requests of a load test's result file and the server's requests that they became.
+create table staging.st_pairs (rid ubigint, server_rid ubigint);
 
 create table staging.st_notes (kind varchar, place varchar, n bigint, text varchar);

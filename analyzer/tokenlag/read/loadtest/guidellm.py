@@ -78,11 +78,11 @@ class _Request(msgspec.Struct):
 
     def latency_ms(self) -> float | None:
         """From the send to the end."""
-        if self.request_latency is not None:
-            return self.request_latency * 1e3
         end = self.timings().request_end or self.request_end_time or self.end_time
         start = self.sent_s()
-        return None if end is None or start is None else (end - start) * 1e3
+        if end is None or start is None:
+            return None if self.request_latency is None else self.request_latency * 1e3
+        return (round(end * 1e6) - round(start * 1e6)) / 1e3  # as the moments are rounded
 
 
 class _Requests(msgspec.Struct):
