@@ -55,7 +55,7 @@ def test_a_small_step_and_too_few_values_are_left_alone() -> None:
     n = 400
     small = noise(1, n, 0.02) * np.where(np.arange(n) < n // 2, 1.0, 1.3)
     assert find_rise(small) is None
-    assert find_rise(np.array([1.0] * 24 + [9.0] * 24)) is None
+    assert find_rise(np.array([1.0] * 11 + [9.0] * 11)) is None
     assert find_rise(np.array([])) is None
 
 
@@ -80,8 +80,35 @@ def test_twice_the_arrivals_are_seen() -> None:
     assert found >= 0.9 * N_POWER
 
 
+def climb(seed: int, n: int = 200) -> np.ndarray:
+    """Arrivals that become slowly denser: no step."""
+    rng = np.random.default_rng(seed)
+    seconds = 240.0 * np.sort(np.sqrt(rng.uniform(0.1, 1.0, n)))
+    return (seconds * NS).astype(np.int64)
+
+
+def test_few_arrivals_are_searched_by_their_spacing() -> None:
+    found, steady, slow = 0, 0, 0
+    for seed in range(N_SEEDS):
+        at = find_more_arrivals(arrivals(seed, 0.5, 1.3))
+        found += at is not None and abs(at / NS - 120) <= 20
+        steady += find_more_arrivals(arrivals(seed, 0.7, 0.7)) is not None
+        slow += find_more_arrivals(climb(seed)) is not None
+    assert found >= 0.8 * N_SEEDS
+    assert steady <= MAX_FALSE * N_SEEDS
+    assert slow <= 0.1 * N_SEEDS, "between a climb and a step few arrivals hardly tell"
+
+
+def test_a_rise_below_what_anybody_notices_is_none() -> None:
+    n = 200
+    values = noise(1, n, 0.1) * np.where(np.arange(n) < n // 2, 1.0, 3.0) / 400
+    assert find_rise(values) is not None
+    assert find_rise(values, min_rise=20.0) is None
+    assert find_rise(values * 20, min_rise=20.0) is not None
+
+
 def test_too_few_arrivals_are_not_searched() -> None:
-    assert find_more_arrivals(arrivals(1, 0.2, 2.0)[:200]) is None
+    assert find_more_arrivals(arrivals(1, 0.2, 2.0)[:24]) is None
     assert find_more_arrivals(np.zeros(0, dtype=np.int64)) is None
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tokenlag.judge.excess import MIN_SLOW, Excess, find_excess
 
-from tests.judge.making import a_store, requests
+from tests.judge.making import a_store, all_of, requests
 
 
 def judge(
@@ -123,3 +123,36 @@ def test_a_busy_engine_is_not_slow_if_it_was_as_busy_before() -> None:
     changes = [("ttft", "total", 3000.0, 20.0, -80.0)]
     found = judge([row(ttft=3000.0)] * 50, changes=changes)["ttft"]
     assert (found.is_visible, found.is_hinted) == (False, True)
+
+
+def late_clients(late_ms: list[float], before_ms: list[float] | None = None) -> Excess:
+    """Requests whose client saw the first chunk so much later than the server had it."""
+    with a_store() as store:
+        rows = [row() for _ in late_ms]
+        requests(store, rows)
+        if before_ms is not None:
+            requests(store, [row() for _ in before_ms], "baseline")
+        for key, late in enumerate([*late_ms, *(before_ms or [])]):
+            window = "current" if key < len(late_ms) else "baseline"
+            store.execute(
+                "insert into edges (request_key, window_name, client_ttft_ms, late_first_ms) "
+                "values (?, ?, ?, ?)",
+                [key, window, 100.0 + late, late],
+            )
+        return find_excess(
+            store, all_of(store), 0.0, is_closed_loop=False,
+            baseline=None if before_ms is None else all_of(store, "baseline"),
+        )["client"]  # fmt: skip
+
+
+def test_what_clients_wait_beyond_the_server_is_a_symptom() -> None:
+    assert late_clients([1500.0] * 10 + [5.0] * 40).is_visible
+    assert not late_clients([1500.0] * 3 + [5.0] * 47).is_visible
+    assert not late_clients([300.0] * 50).is_visible, "round trips around the world are no fault"
+
+
+def test_clients_that_wait_more_than_before() -> None:
+    before = [30.0 + i % 7 for i in range(50)]
+    assert late_clients([120.0 + i % 9 for i in range(50)], before).is_visible
+    assert not late_clients([31.0 + i % 7 for i in range(50)], before).is_visible
+    assert not late_clients([2000.0] * 50, [2000.0] * 50).is_visible, "it was so before"

@@ -13,7 +13,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-MIN_SIDE = 25
+MIN_SIDE = 12
 MIN_BINS_A_SIDE = 8
 REQUESTS_A_BIN = 15
 MAX_BINS = 60
@@ -23,6 +23,8 @@ STEPS_A_BIN = 25
 FEWEST_STEPS_A_BIN = 6
 FEWEST_BINS = 20
 MAX_TREND_OF_JUMP = 0.34
+MIN_GAIN_OVER_CLIMB = 3.0
+CLIMB_ITERATIONS = 12
 BLOCK = 8
 N_PERMUTATIONS = 199
 MAX_P = 0.01
@@ -33,18 +35,75 @@ def find_more_arrivals(arrival_ns: Ints) -> int | None:
     """Time at which arrivals become denser for good, or None.
 
     Counts in equal bins of time (at least about `REQUESTS_A_BIN` each, so that chance does not
-    make a step) are searched as any other series.
+    make a step) are searched as any other series; too few arrivals for bins, by their spacing.
 
     Args:
         arrival_ns: sorted.
     """
     n_bins = min(MAX_BINS, len(arrival_ns) // REQUESTS_A_BIN)
     if n_bins < 2 * MIN_BINS_A_SIDE:
-        return None
+        return _find_denser(arrival_ns)
     edges = np.linspace(arrival_ns[0], arrival_ns[-1], n_bins + 1)
     counts = np.histogram(arrival_ns, edges)[0]
     at = find_rise(np.maximum(counts, 0.5), MIN_BINS_A_SIDE)
     return None if at is None else int(edges[at])
+
+
+def _find_denser(arrival_ns: Ints) -> int | None:
+    """Where few arrivals become denser: the split of the spacings that is likeliest by far.
+
+    Spacings of arrivals at their own times are exponential, so the likelihood of two rates
+    against one is exact; how high it gets by chance is again asked of permuted blocks.
+    """
+    gaps = np.maximum(np.diff(arrival_ns), 1).astype(np.float64)
+    if len(gaps) < 2 * MIN_SIDE:
+        return None
+    at, gain = _best_rates(gaps)
+    if gain <= 0:
+        return None
+    before, after = gaps[:at], gaps[at:]
+    height = np.log(before.mean() / after.mean())
+    if height < np.log(MIN_RATIO):
+        return None
+    if gain < _climb_gain(arrival_ns) + MIN_GAIN_OVER_CLIMB:
+        return None
+    blocks = np.array_split(gaps, max(2, len(gaps) // BLOCK))
+    rng = np.random.default_rng(SEED)
+    larger = 0
+    for _ in range(N_PERMUTATIONS):
+        shuffled = np.concatenate([blocks[i] for i in rng.permutation(len(blocks))])
+        larger += _best_rates(shuffled)[1] >= gain
+    if (larger + 1) / (N_PERMUTATIONS + 1) > MAX_P:
+        return None
+    return int(arrival_ns[at])
+
+
+def _best_rates(gaps: Floats) -> tuple[int, float]:
+    """The split into a lower and then a higher rate with the largest gain in log likelihood."""
+    n = len(gaps)
+    left = np.arange(1, n)
+    sums, total = np.cumsum(gaps)[:-1], float(gaps.sum())
+    first, second = sums / left, (total - sums) / (n - left)
+    gain = n * np.log(total / n) - left * np.log(first) - (n - left) * np.log(second)
+    gain[(left < MIN_SIDE) | (n - left < MIN_SIDE) | (second >= first)] = 0.0
+    best = int(np.argmax(gain))
+    return int(left[best]), float(gain[best])
+
+
+def _climb_gain(arrival_ns: Ints) -> float:
+    """Gain in log likelihood of a rate that climbs (or falls) steadily over one that stays."""
+    at = (arrival_ns[1:] - arrival_ns[0]) / float(arrival_ns[-1] - arrival_ns[0])
+    mean, slope = float(at.mean()), 0.0
+    for _ in range(CLIMB_ITERATIONS):
+        # The rate is exp(slope · t) over its integral: one Newton step on d log L / d slope.
+        grid = np.linspace(0.0, 1.0, 201)
+        weight = np.exp(slope * grid)
+        weight /= weight.sum()
+        centre = float((weight * grid).sum())
+        spread = float((weight * (grid - centre) ** 2).sum())
+        slope = float(np.clip(slope + (mean - centre) / spread, -20.0, 20.0))
+    integral = np.expm1(slope) / slope if abs(slope) > 1e-9 else 1.0
+    return float(len(at) * (slope * mean - np.log(integral)))
 
 
 def find_slower(end_ns: Ints, ratio: Floats) -> int | None:
@@ -68,7 +127,12 @@ def find_slower(end_ns: Ints, ratio: Floats) -> int | None:
     return None if at is None else int(end_ns[parts[at][0]])
 
 
-def find_rise(values: Floats, min_side: int = MIN_SIDE, min_ratio: float = MIN_RATIO) -> int | None:
+def find_rise(
+    values: Floats,
+    min_side: int = MIN_SIDE,
+    min_ratio: float = MIN_RATIO,
+    min_rise: float = 0.0,
+) -> int | None:
     """Index of the first value of a new, higher regime, or None.
 
     Only rises: what asks for less work makes nothing slower.
@@ -77,12 +141,15 @@ def find_rise(values: Floats, min_side: int = MIN_SIDE, min_ratio: float = MIN_R
         values: positive, in time order; NaN and non-positive ones must be left out before.
         min_side: how many values each regime must have.
         min_ratio: how much higher the new regime must be.
+        min_rise: the least difference of the two regimes' medians, in the series' own unit.
     """
     if len(values) < 2 * min_side:
         return None
     logs = np.log(values)
-    at, height = _best_split(logs, min_side)
+    at, height, score = _best_split(logs, min_side)
     if height < np.log(min_ratio):
+        return None
+    if np.median(values[at:]) - np.median(values[:at]) < min_rise:
         return None
     before, after = logs[:at], logs[at:]
     if max(_trend(before), _trend(after)) > MAX_TREND_OF_JUMP * abs(height):
@@ -93,12 +160,12 @@ def find_rise(values: Floats, min_side: int = MIN_SIDE, min_ratio: float = MIN_R
     larger = 0
     for _ in range(N_PERMUTATIONS):
         shuffled = np.concatenate([blocks[i] for i in rng.permutation(len(blocks))])
-        larger += abs(_best_split(shuffled, min_side)[1]) >= abs(height)
+        larger += _best_split(shuffled, min_side)[2] >= score
     return at if (larger + 1) / (N_PERMUTATIONS + 1) <= MAX_P else None
 
 
-def _best_split(logs: Floats, min_side: int) -> tuple[int, float]:
-    """The split with the largest weighted difference of means, and that difference."""
+def _best_split(logs: Floats, min_side: int) -> tuple[int, float, float]:
+    """The split with the largest weighted difference of means, that difference and its weight."""
     n = len(logs)
     left = np.arange(1, n)
     sums = np.cumsum(logs)[:-1]
@@ -106,7 +173,7 @@ def _best_split(logs: Floats, min_side: int) -> tuple[int, float]:
     score = np.abs(difference) * np.sqrt(left * (n - left)) / n
     score[(left < min_side) | (n - left < min_side)] = 0.0
     best = int(np.argmax(score))
-    return int(left[best]), float(difference[best])
+    return int(left[best]), float(difference[best]), float(score[best])
 
 
 def _trend(logs: Floats) -> float:

@@ -19,6 +19,8 @@ from tokenlag.store.connection import Store
 from tokenlag.window import Objective
 
 MAX_GROUPS = 8
+# A rise outside the engine below this changes nothing that anybody sees.
+OUTSIDE_MS = 20.0
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,8 @@ class WindowRow:
 def find_change(store: Store, window: WindowRow) -> int | None:
     """Arrival time of the first request of a new make-up within the window, or None.
 
-    For use where there is no baseline: prompt tokens to compute, output tokens, arrivals, and
-    what a step costs for its batch.
+    For use where there is no baseline: prompt tokens to compute, output tokens, arrivals, what
+    requests wait outside the engine, and what a step costs for its batch.
     """
     store.execute("delete from windows")
     store.execute("delete from request_facts")
@@ -48,6 +50,12 @@ def find_change(store: Store, window: WindowRow) -> int | None:
         values = series.floats(name)
         known = np.isfinite(values) & (values > 0)
         at = changepoint.find_rise(values[known])
+        if at is not None:
+            return int(arrival[known][at])
+    for name in ("network_in_ms", "frontend_ms", "delivery_ms", "client_late_ms"):
+        values = series.floats(name)
+        known = np.isfinite(values) & (values > 0)
+        at = changepoint.find_rise(values[known], min_rise=OUTSIDE_MS)
         if at is not None:
             return int(arrival[known][at])
     more = changepoint.find_more_arrivals(arrival)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenlag.explain import stepmodel
+from tokenlag.explain.lateness import Side, lean
 
 Floats = npt.NDArray[np.float64]
 
@@ -84,12 +85,7 @@ def find_shift(reference: Observed, window: Observed) -> Shift | None:
     )
     if not model.has_decode:
         return None
-    known = np.ones(len(window.wall_ms), dtype=bool)
-    matched = np.full(len(window.wall_ms), np.nan)
-    if not model.has_prefill:
-        # Chunks of one size have no price by the token, but steps alike can be compared.
-        matched = _alike(reference, window)
-        known = (window.n_prefill_tokens == 0) | np.isfinite(matched)
+    expected, known = _expected(model, reference, window)
     # Larger batches or contexts than any of the reference are extrapolation: what is not
     # priced there (a term of little weight may be) says nothing of speed.
     known &= window.n_decode <= reference.n_decode.max()
@@ -97,17 +93,19 @@ def find_shift(reference: Observed, window: Observed) -> Shift | None:
     known &= window.n_context_tokens <= reference.n_context_tokens.max()
     if known.sum() < MIN_STEPS:
         return None
-    expected = model.predict(
-        window.n_prefill_tokens, window.n_decode, window.attention_work, window.n_context_tokens
-    )
-    expected = np.where(np.isfinite(matched), matched, expected)[known]
+    expected = expected[known]
     observed, streams = window.wall_ms[known], window.n_streams[known]
     mixed = window.n_prefill_tokens[known] > 0
     ratio = observed / np.maximum(expected, 1e-9)
     low, high = _block_interval(ratio)
     slope, intercept = _line(expected, observed)
     if not _is_separable(expected, observed, mixed):
-        slope, intercept = np.nan, np.nan
+        usual, usable = _expected(model, reference, reference)
+        before = Side(
+            usual[usable], reference.wall_ms[usable], reference.n_prefill_tokens[usable] > 0
+        )
+        told = lean(before, Side(expected, observed, mixed))
+        slope, intercept = (told.slope, told.intercept_ms) if told else (np.nan, np.nan)
     near = _near(mixed)
     mixed_excess, mixed_error = _centre((observed - expected)[mixed])
     return Shift(
@@ -126,6 +124,22 @@ def find_shift(reference: Observed, window: Observed) -> Shift | None:
         excess_ms=float(((observed - expected) * streams).sum()),
         stream_ms=float((observed * streams).sum()),
     )  # fmt: skip
+
+
+def _expected(
+    model: stepmodel.StepModel, reference: Observed, window: Observed
+) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    """What the window's steps should have cost, and which of them the reference can price."""
+    expected = model.predict(
+        window.n_prefill_tokens, window.n_decode, window.attention_work, window.n_context_tokens
+    )
+    known = np.ones(len(window.wall_ms), dtype=bool)
+    if not model.has_prefill:
+        # Chunks of one size have no price by the token, but steps alike can be compared.
+        matched = _alike(reference, window)
+        known = (window.n_prefill_tokens == 0) | np.isfinite(matched)
+        expected = np.where(np.isfinite(matched), matched, expected)
+    return expected, known
 
 
 def _alike(reference: Observed, window: Observed) -> Floats:

@@ -8,6 +8,7 @@ paused it is not in the trace.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +23,12 @@ MIN_USUAL_STEPS = 4.0
 MIN_SPREADS = 8.0
 MAX_STEPS_FRAC = 0.05
 MIN_PAUSES = 5
+MAX_FOLDED_CV = 0.15
+MAX_PHASED = 200
+MAX_TRIALS = 300.0
+MAX_CHANCE = 0.002
+NEAR_PERIOD = 0.1
+SAME_STRENGTH = 0.03
 
 
 def find_stoppages(excess_ms: Floats, expected_ms: Floats, n_streams: Ints) -> Bools:
@@ -87,10 +94,52 @@ def rhythm(end_ns: Ints, excess_ms: Floats) -> Rhythm | None:
     in_one = turns <= 3
     cv = 1.4826 * float(np.median(off[in_one])) / period if in_one.any() else np.inf
     # Uniform chance folded this way is near 0.25 of a period off; report the part that is regular.
+    if cv <= MAX_FOLDED_CV and _chance(off[in_one] / period) > MAX_CHANCE:
+        cv = np.inf
+    if cv > MAX_FOLDED_CV:
+        # Stops that nobody sees while the engine idles leave long and odd spacings.
+        clocked = _by_phase(end_ns - (excess_ms * 1e6).astype(np.int64))
+        period, cv = clocked or (period, cv)
     size = float(np.median(excess_ms))
     size_cv = 1.4826 * float(np.median(np.abs(excess_ms - size))) / max(size, 1e-9)
     length = max((int(end_ns[-1]) - int(end_ns[0])) / 1e6, 1e-9)
     return Rhythm(len(end_ns), period, cv, size, size_cv, float(excess_ms.sum()) / length)
+
+
+def _chance(off: Floats) -> float:
+    """How likely so many spacings fold this close to a period, where stops come at random."""
+    off = off[:MAX_PHASED]
+    n, k = len(off), int((off <= NEAR_PERIOD).sum())
+    p = 2.0 * NEAR_PERIOD
+    return sum(math.comb(n, i) * p**i * (1.0 - p) ** (n - i) for i in range(k, n + 1))
+
+
+def _by_phase(begin_ns: Ints) -> tuple[float, float] | None:
+    """Period and spread (in periods) of stops of which many were not seen; None if by chance.
+
+    Every period down to the shortest spacing is tried: stops of that period fall on one phase
+    of it. Of phases at random a mean vector of length R has the chance exp(−n R²), and there
+    are as many periods to try as the longest span holds shortest ones.
+    """
+    at_s = (begin_ns[:MAX_PHASED] - begin_ns[0]) / 1e9
+    span, shortest = float(at_s[-1]), float(np.diff(at_s).min())
+    if shortest <= 0 or span <= 0:
+        return None
+    n_trials = 1.1 * span / shortest
+    if n_trials > MAX_TRIALS:
+        return None
+    frequency = np.arange(2.0 / span, 1.1 / shortest, 1.0 / (6.0 * span))
+    if len(frequency) == 0:
+        return None
+    vectors = np.exp(2j * np.pi * frequency[:, None] * at_s[None, :]).mean(axis=1)
+    strength = np.abs(vectors)
+    # A half or a third of the period fits as well: the longest of those that do is meant.
+    best = int(np.argmax(strength >= strength.max() - SAME_STRENGTH))
+    best += int(np.argmax(strength[best : best + 6]))
+    if n_trials * float(np.exp(-len(at_s) * strength[best] ** 2)) > MAX_CHANCE:
+        return None
+    phase = np.angle(np.exp(2j * np.pi * frequency[best] * at_s) / vectors[best]) / (2 * np.pi)
+    return 1.0 / float(frequency[best]), 1.4826 * float(np.median(np.abs(phase)))
 
 
 @dataclass(frozen=True)

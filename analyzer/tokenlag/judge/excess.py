@@ -3,7 +3,8 @@
 Excess is measured time minus the alone cost (what the shape costs on an idle engine); with a
 baseline, also the rise of the mean over it. A symptom is *visible* where a share of requests
 that a p90 would notice is well above its alone cost, or where the mean rose by more than its
-bootstrap interval and by a size that a person would notice. See docs/verdict.md.
+bootstrap interval and by a size that a person would notice. `client` is what clients see beyond
+what the server took, where their spans tell it. See docs/verdict.md.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ MOVED_MS = 20.0
 MIN_REQUESTS = 10
 MIN_SLOW = 8
 MIN_SLOW_HINT = 3
+N_BLOCKS = 20
+Z_90 = 1.645
 
 
 @dataclass(frozen=True)
@@ -54,9 +57,14 @@ class Excess:
 
 
 def find_excess(
-    store: Store, requests: Requests, itl_excess_ms: float, *, is_closed_loop: bool
+    store: Store,
+    requests: Requests,
+    itl_excess_ms: float,
+    *,
+    is_closed_loop: bool,
+    baseline: Requests | None = None,
 ) -> dict[str, Excess]:
-    """Excess of ttft, itl and e2e of the current window."""
+    """Excess of ttft, itl, e2e and of what clients see, of the current window."""
     moved = {
         (str(metric), str(factor)): (effect, low, base)
         for metric, factor, base, _, effect, low, _ in store.fetchall(query("moved"))
@@ -77,6 +85,7 @@ def find_excess(
         "ttft": _one("ttft", ttft_over, (slow, hint), moved.get(("ttft", "total"))),
         "itl": _itl(itl_excess_ms, moved.get(("decode", "rate")), requests),
         "e2e": _one("e2e", e2e_over, (nobody, nobody), moved.get(("e2e", "total"))),
+        "client": _client(requests, baseline),
     }  # fmt: skip
 
 
@@ -144,3 +153,47 @@ def _itl(
         np.zeros(len(requests), dtype=bool),
         "the time per token rose over the baseline" if moved else "",
     )  # fmt: skip
+
+
+def _late(requests: Requests) -> tuple[Floats, Floats]:
+    """How much later than the server the client saw it, and what the client saw (ms)."""
+    first, end = requests.floats("late_first_ms"), requests.floats("late_end_ms")
+    is_first = np.isfinite(first)
+    seen = np.where(is_first, requests.floats("client_ttft_ms"), requests.floats("client_e2e_ms"))
+    return np.where(is_first, first, end), seen
+
+
+def _client(requests: Requests, baseline: Requests | None) -> Excess:
+    """What lies between server and client, by durations that know no skew of clocks."""
+    late, _ = _late(requests)
+    usual = requests.floats("alone_ttft_ms")
+    usual = np.where(np.isfinite(usual), usual, requests.floats("ttft_ms"))
+    slow = _above(late, np.nan_to_num(usual, nan=0.0), SLOW_FACTOR, SLOW_MS)
+    change = None if baseline is None or len(baseline) == 0 else _late_change(requests, baseline)
+    found = _one("client", late, (slow, slow), change)
+    reason = found.reason.replace("over the baseline", "over the baseline outside the server")
+    if found.is_visible and change is None:
+        n_known = int(np.isfinite(late).sum())
+        reason = f"{int(slow.sum())} of {n_known} reach the client over a second after the server"
+    # Without a client's span nothing is hinted either.
+    return Excess(
+        "client", found.alone_ms, found.rise_ms, found.is_visible, False, found.slow, reason
+    )
+
+
+def _late_change(
+    requests: Requests, baseline: Requests
+) -> tuple[float, float | None, float | None] | None:
+    """Rise of the mean lateness, its lower bound over blocks of time, and what was seen before."""
+    (now, _), (before, seen) = _late(requests), _late(baseline)
+    seen = seen[np.isfinite(seen)]
+    if not np.isfinite(now).any() or not np.isfinite(before).any() or len(seen) == 0:
+        return None
+    parts = []
+    for values in (now, before):
+        known = values[np.isfinite(values)]
+        blocks = [b.mean() for b in np.array_split(known, min(N_BLOCKS, len(known)))]
+        error = float(np.std(blocks, ddof=1)) / len(blocks) ** 0.5 if len(blocks) > 1 else np.inf
+        parts.append((float(known.mean()), error))
+    rise = parts[0][0] - parts[1][0]
+    return rise, rise - Z_90 * float(np.hypot(parts[0][1], parts[1][1])), float(seen.mean())

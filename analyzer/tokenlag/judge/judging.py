@@ -56,7 +56,9 @@ def judge_store(store: Store, brief: Brief) -> Judged:
     spans_s = {str(name): float(span) for name, span, _, _ in demand}
     is_closed = any(bool(closed) for name, _, _, closed in demand if name == "current")
     _, itl_excess = figures.gap_stat(store, "current")
-    excess = find_excess(store, current, itl_excess, is_closed_loop=is_closed)
+    excess = find_excess(
+        store, current, itl_excess, is_closed_loop=is_closed, baseline=baseline
+    )  # fmt: skip
     capabilities = figures.capabilities(store)
     pairs = _actuals(store, brief.objectives)
     missed = [o.label for o, value in pairs if value is not None and value > o.limit_ms]

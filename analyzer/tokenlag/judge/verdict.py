@@ -25,7 +25,11 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "ttft": ("queue", "prefill", "steps", "cached_tokens"),
     "itl": ("steps",),
     "e2e": ("decode", "steps"),
+    "client": ("network",),
 }
+
+# What clients wait beyond the server shows before the first chunk at the latest.
+_NAMES: dict[str, Symptom] = {"ttft": "ttft", "itl": "itl", "e2e": "e2e", "client": "ttft"}
 
 
 @dataclass(frozen=True)
@@ -107,15 +111,16 @@ def _inconclusive(symptom: Symptom | None, missing: list[str], why: str) -> Verd
 
 def _unexplained_or_blind(situation: Situation, symptom: str, reason: str) -> Verdict:
     """A real slowness without a cause: named as such, or as what is missing to find it."""
-    name: Symptom = symptom if symptom in ("ttft", "itl", "e2e") else "e2e"  # type: ignore[assignment]
-    missing = _missing(situation, name)
+    key = symptom if symptom in _NAMES else "e2e"
+    name = _NAMES[key]
+    missing = _missing(situation, key)
     if missing:
         return Verdict(
             "inconclusive", name, None, missing, None,
             f"{name.upper()} is slow ({reason}), but the cause cannot be told: "
             f"{', '.join(missing)} not recorded.",
         )  # fmt: skip
-    dimension = _dimension(situation, name)
+    dimension = _dimension(situation, key)
     where = (
         f" Slow requests differ most in {next(iter(dimension))} = {next(iter(dimension.values()))}."
         if dimension

@@ -16,7 +16,10 @@ select
             where f.window_name = 'current' and r.client_end_ns is not null) as client,
     exists (select 1 from requests r join request_facts f using (request_key)
             where f.window_name = 'current' and r.finish_reason is not null) as finish_reasons,
-    (select count(distinct engine_id) > 1 from request_facts where window_name = 'current') as engines,
+    -- Engines that ran and were given nothing count, for they could have taken more; those that prefill for others could not.
+    (select count(distinct engine_id) > 1 from request_facts where window_name = 'current')
+        or (select count(*) > 1 from engine_load where window_name = 'current')
+            and not exists (select 1 from sequences where role is not null) as engines,
     exists (select 1 from windows where name = 'baseline') as baseline,
     exists (select 1 from objectives) as objective,
     exists (select 1 from request_facts where window_name = 'current' and conversation_id is not null) as sessions,
