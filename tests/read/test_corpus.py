@@ -34,6 +34,33 @@ READ = {
     "tempo/tempo__tempopb-trace.json": (1, frozenset()),
     "tempo/holmesgpt__trace_data.input.json": (10, frozenset()),
     "jaeger/jaeger-cassandra__otel_traces_01.json": (1, frozenset()),
+    "jaeger/crisp__case10.json": (4, UNTIMED),
+    "jaeger/crisp__case15.json": (6, UNTIMED | {"unusable_spans"}),
+    "jaeger/crisp__case2.json": (2, UNTIMED),
+    "jaeger/crisp__case20.json": (4, UNTIMED),
+    "jaeger/jaeger-anonymizer__trace_success.json": (2, frozenset()),
+    "jaeger/jaeger-cassandra__cas_01.json": (1, frozenset()),
+    "jaeger/jaeger-es__domain_01.json": (1, frozenset()),
+    "jaeger/jaeger-es__es_01.json": (1, frozenset()),
+    "jaeger/jaeger-thrift__domain_03.json": (2, frozenset()),
+    "jaeger/jaeger-thrift__thrift_batch_01.json": (1, frozenset()),
+    "jaeger/jaeger-ui__flamegraph-testTrace.json": (4, frozenset()),
+    "jaeger/jaeger-ui__genaiTestTrace.json": (57, frozenset()),
+    "jaeger/jaeger__otlp2jaeger-out.json": (2, frozenset()),
+    "nasty/jaeger-anonymizer__trace_invalid_json.json": (1, UNTIMED),
+    "nasty/jaeger-anonymizer__trace_wrong_format.json": (1, UNTIMED),
+    "otlp_pb/duckdb-otlp__otlp_traces.pb": (1, frozenset()),
+    "otlp_pb/otlp2parquet__trace.pb": (2, frozenset()),
+    "parquet/otlp2parquet__traces.parquet": (19, frozenset()),
+    "zipkin/collector-contrib-zipkinreceiver__sample4.json": (1, frozenset()),
+    "zipkin/zipkin-bench__zipkin2-chinese.json": (1, frozenset()),
+    "zipkin/zipkin-bench__zipkin2-client.json": (1, frozenset()),
+    "zipkin/zipkin-lens__ascend.json": (8, frozenset()),
+    "zipkin/zipkin-lens__envoy.json": (1, frozenset()),
+    "zipkin/zipkin-lens__messaging-kafka.json": (28, frozenset()),
+    "zipkin/zipkin-lens__messaging.json": (4, frozenset()),
+    "zipkin/zipkin-lens__simple-db-p6.json": (5, frozenset()),
+    "zipkin/zipkin-lens__yelp.json": (16, frozenset()),
 }
 
 # file → part of the message
@@ -42,6 +69,7 @@ REFUSED = {
     "otlp_json/hyperdx__logs-json-exporter-input.json": "logs only: 0 spans",
     "otlp_json/otel-proto__logs.json": "logs only: 0 spans",
     "otlp_json/otel-proto__metrics.json": "metrics only: 0 spans",
+    "tempo/holmesgpt__trace_data.expected.txt": "text, not traces",
     "llm_app/langfuse__llamaindex-2025-06-05.json": "a Langfuse export, not OTLP",
     "llm_app/langfuse__microsoft-agent-2025-10-14.json": "a Langfuse export, not OTLP",
     "llm_app/langfuse__pydantic-ai-tools-2025-12-04.json": "a Langfuse export, not OTLP",
@@ -57,27 +85,22 @@ REFUSED = {
     "nasty/duckdb-otlp__multifile_malformed_traces.jsonl": ":1: not readable: not JSON",
     "nasty/duckdb-otlp__ts_boundary_logs.jsonl": "logs only: 0 spans",
     "nasty/jaeger-anonymizer__trace_empty.json": "the file is empty",
-    "nasty/jaeger-anonymizer__trace_invalid_json.json": "Jaeger JSON",
-    "nasty/jaeger-anonymizer__trace_scan_error.json": "Jaeger JSON",
-    "nasty/jaeger-anonymizer__trace_wrong_format.json": "Jaeger JSON",
+    "nasty/jaeger-anonymizer__trace_scan_error.json": ":1: not readable: not JSON",
     "nasty/jaeger-gzipfs__foobar.gz": "text, not traces",
     "nasty/jaeger-gzipfs__foobaz_truncated.gz": "cut off",
     "nasty/jaeger-gzipfs__not_archive.gz": "text, not traces",
     "nasty/otlp2parquet__log_invalid_severity.json": "logs only: 0 spans",
     "nasty/otlp2parquet__malformed.json": ":21: not readable: not JSON",
     "nasty/otlp2parquet__trace_invalid_base64.json": "usable trace id",
-    "parquet/otlp2parquet__traces.parquet": "this is Parquet",
-    "otlp_pb/otlp2parquet__trace.pb": "perhaps OTLP protobuf",
-    "otlp_pb/otlp2parquet__logs.pb": "perhaps OTLP protobuf",
-    "otlp_pb/duckdb-otlp__otlp_traces.pb": "perhaps OTLP protobuf",
+    "otlp_pb/otlp2parquet__logs.pb": "logs only: 0 spans",
     "server_log/vllm-nixl__pd-decoder-excerpt.log": "a log, not traces",
-    "zipkin/zipkin-lens__yelp.json": "Zipkin JSON",
-    "jaeger/jaeger__otlp2jaeger-out.json": "Jaeger JSON",
-    "jaeger/crisp__case2.json": "Jaeger JSON",
 }
 
 
-@pytest.mark.parametrize("folder", ["otlp_json", "llm_app", "nasty"])
+@pytest.mark.parametrize(
+    "folder",
+    ["otlp_json", "otlp_pb", "parquet", "tempo", "jaeger", "zipkin", "llm_app", "nasty"],
+)
 def test_every_file_has_its_expectation(folder: str) -> None:
     expected = {name for name in READ.keys() | REFUSED.keys() if name.startswith(folder + "/")}
     there = {f"{folder}/{path.name}" for path in shared("corpus", folder).iterdir()}

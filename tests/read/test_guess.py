@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import pytest
-from tokenlag.read.sources import OTLP_JSON, find_source
+from tokenlag.read.sources import (
+    JAEGER_JSON,
+    OTLP_JSON,
+    OTLP_PROTO,
+    PARQUET,
+    ZIPKIN_JSON,
+    find_source,
+)
 from tokenlag.read.sources.guess import guess
 
 from tests.read.otlp import line, span
 
+EXPORT = b"\n\x8a\x02\n\x1e\n\x1c\n\x0cservice.name\x12\x0c\n\nmy-service\x00"
 PROMETHEUS = b"""# HELP vllm:num_requests_running Number of requests
 # TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{model_name="tiny"} 3.0
 """
+
+
+def name_of(head: bytes) -> str | None:
+    source = find_source(head)
+    return source.name if source else None
 
 
 @pytest.mark.parametrize(
@@ -29,16 +42,16 @@ vllm:num_requests_running{model_name="tiny"} 3.0
         (b"<!DOCTYPE html><html>", "a web page"),
         (b"<html><body>", "a web page"),
         (b'<?xml version="1.0"?>', "XML"),
-        (b"PAR1\x15\x00", "Parquet"),
         (b"PK\x03\x04....", "a zip"),
         (b"x" * 257 + b"ustar\x00", "a tar"),
         (b"SQLite format 3\x00", "an SQLite"),
         (b"BZh91AY", "bzip2"),
         (b"\xfd7zXZ\x00\x00", "xz"),
-        (b"\n\x8a\x02\n\x1e\n\x1c\n\x0cservice.name\x12\x0c\n\nmy-service\x00", "OTLP protobuf"),
         (b"\x93NUMPY\x01\x00", "binary"),
-        (b'{"data":[{"traceID":"1","spans":[{"traceID":"1","spanID":"2"}]}]}', "Jaeger"),
-        (b'[{"traceId":"1","id":"2","timestamp":1,"localEndpoint":{}}]', "Zipkin"),
+        (
+            b'{"traces":[{"traceID":"1","rootServiceName":"a","rootTraceName":"b"}]}',
+            "what a search in Tempo found",
+        ),
         (b'{"trace":{"id":"1"},"observations":[]}', "Langfuse"),
         (b'[{"name":"a","spanContext":{"traceId":"1"}}]', "an OpenTelemetry SDK"),
         (b'{"name":"a","context":{"trace_id":"0x1"},"start_time":"x"}', "console exporter"),
@@ -62,10 +75,36 @@ def test_a_cut_character_at_the_end_of_the_head_is_still_text() -> None:
 
 @pytest.mark.parametrize("signal", ["resourceSpans", "resource_spans", "resourceLogs", "batches"])
 def test_otlp_of_any_signal_has_a_source(signal: str) -> None:
-    assert find_source(b'{"' + signal.encode() + b'": []}') == OTLP_JSON
-    assert find_source(b'log line\n  {"' + signal.encode() + b'": []}') == OTLP_JSON
+    assert name_of(b'{"' + signal.encode() + b'": []}') == OTLP_JSON
+    assert name_of(b'log line\n  {"' + signal.encode() + b'": []}') == OTLP_JSON
 
 
 def test_prose_about_otlp_has_none() -> None:
     assert find_source(b"# How to\nLook for resourceSpans in the file.\n") is None
-    assert find_source(line(span()).encode()) == OTLP_JSON
+    assert name_of(line(span()).encode()) == OTLP_JSON
+
+
+@pytest.mark.parametrize(
+    ("head", "name"),
+    [
+        (b"PAR1\x15\x00", PARQUET),
+        (EXPORT, OTLP_PROTO),
+        (b"\0\0\1\x0d" + EXPORT, OTLP_PROTO),
+        (b"\x8d\x02" + EXPORT, OTLP_PROTO),
+        (b'{"data":[{"traceID":"1","spans":[{"traceID":"1","spanID":"2"}]}]}', JAEGER_JSON),
+        (b'{"traceIdLow": 1, "spanId": 2}', JAEGER_JSON),
+        (b'{"TraceID": "AA==", "SpanID": 2}', JAEGER_JSON),
+        (b'[{"traceId":"1","id":"2","timestamp":1,"localEndpoint":{}}]', ZIPKIN_JSON),
+        (b'[[{"traceId":"1","id":"2","timestamp":1,"duration":1}]]', ZIPKIN_JSON),
+    ],
+)
+def test_formats_are_told_by_what_is_in_them(head: bytes, name: str) -> None:
+    assert name_of(head) == name
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"\n\n\nHello\n", b"\n\x02hi", b"\0" * 64, b"\x93NUMPY\x01\x00", b"[2026-01-01 traceID"],
+)
+def test_what_only_begins_alike_is_none(head: bytes) -> None:
+    assert find_source(head) is None

@@ -15,10 +15,10 @@ import polars as pl
 import pytest
 import zstandard
 from tokenlag.errors import InputError, TokenlagError
-from tokenlag.read import lines, pool, reading
+from tokenlag.read import cutting, lines, pool, reading
 from tokenlag.read.load import load_traces
 from tokenlag.read.reading import read_spans
-from tokenlag.read.sources import otlp_json, otlp_lenient
+from tokenlag.read.sources import Source, otlp_json, otlp_lenient
 from tokenlag.read.spans import event_schema, span_schema
 from tokenlag.store.connection import Store
 
@@ -79,8 +79,8 @@ def test_workers_and_ranges_give_the_same_rows(
     elif form == "pretty":
         whole = [json.loads(one) for one in text.splitlines()]
         path.write_text(json.dumps(whole, indent=2))
-    monkeypatch.setattr(reading, "RANGE_BYTES", 10_000)
-    monkeypatch.setattr(reading, "BLOCK_BYTES", 10_000)
+    monkeypatch.setattr(cutting, "RANGE_BYTES", 10_000)
+    monkeypatch.setattr(cutting, "BLOCK_BYTES", 10_000)
     result = read(folder, tmp_path / f"out{n_workers}", n_workers=n_workers)
     assert rows_of(result.span_files) == expected
     assert (result.n_spans, result.n_files, result.notes) == (500, 1, [])
@@ -141,7 +141,7 @@ def test_a_worker_that_dies_is_one_clear_error(
 
 
 def test_progress_ends_at_all_the_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "RANGE_BYTES", 1000)
+    monkeypatch.setattr(cutting, "RANGE_BYTES", 1000)
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.json").write_text(many(50))
     (tmp_path / "in/b.gz").write_bytes(gzip.compress(many(50).encode()))
@@ -202,7 +202,7 @@ def test_nothing_readable_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the file is empty"):
         read(tmp_path / "e.json", tmp_path / "out")
     (tmp_path / "e.json").write_text('{"resourceSpans":[]}')
-    with pytest.raises(InputError, match="OTLP traces, but 0 spans"):
+    with pytest.raises(InputError, match="OTLP JSON traces, but 0 spans"):
         read(tmp_path / "e.json", tmp_path / "out")
 
 
@@ -213,7 +213,7 @@ def test_the_last_line_of_a_crash_costs_only_itself(
     path = tmp_path / "a.json"
     path.write_text(text[:-40])
     for range_bytes in (10**9, 1000):
-        monkeypatch.setattr(reading, "RANGE_BYTES", range_bytes)
+        monkeypatch.setattr(cutting, "RANGE_BYTES", range_bytes)
         result = read(path, tmp_path / f"out{range_bytes}")
         assert result.n_spans == 63
         (note,) = result.notes
@@ -223,7 +223,7 @@ def test_the_last_line_of_a_crash_costs_only_itself(
 def test_bad_lines_of_ranges_have_their_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "RANGE_BYTES", 3000)
+    monkeypatch.setattr(cutting, "RANGE_BYTES", 3000)
     pieces = many(140).splitlines(keepends=True)
     pieces[12] = "oops\n"
     pieces[15] = "oops\n"
@@ -336,13 +336,13 @@ def test_a_line_of_70_mb(tmp_path: Path) -> None:
 def test_a_file_that_vanishes_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.json"
     path.write_text(line(span()))
-    original = reading.find_source
+    original = cutting.find_source
 
-    def vanish(head: bytes) -> str | None:
+    def vanish(head: bytes) -> Source | None:
         path.unlink()
         return original(head)
 
-    monkeypatch.setattr(reading, "find_source", vanish)
+    monkeypatch.setattr(cutting, "find_source", vanish)
     with pytest.raises(InputError, match="cannot be opened"):
         read(path, tmp_path / "out")
 

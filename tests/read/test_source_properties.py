@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenlag.errors import InputError
-from tokenlag.read import lines, reading
+from tokenlag.read import cutting, lines
 from tokenlag.read.jobs import SpanReader
 from tokenlag.read.messages import Job, Setup
 
@@ -138,8 +138,8 @@ def test_cutting_the_file_up_changes_no_row(
     text = "".join(json.dumps(export(chunk)) + "\n" for chunk in chunks).encode()
     expected = sorted([row for row, _ in pairs], key=repr)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "RANGE_BYTES", n_bytes)
-        patch.setattr(reading, "BLOCK_BYTES", n_bytes)
+        patch.setattr(cutting, "RANGE_BYTES", n_bytes)
+        patch.setattr(cutting, "BLOCK_BYTES", n_bytes)
         data = gzip.compress(text) if is_gzip else text
         assert read_text(data, expected) == expected
 

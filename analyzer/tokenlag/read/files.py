@@ -14,7 +14,9 @@ from typing import Final
 from tokenlag.errors import InputError
 
 STDIN: Final = "-"
-GLOB_HINT: Final = "give a file, a folder or a pattern of OTLP JSON (.json, .jsonl, .gz, .zst)"
+GLOB_HINT: Final = (
+    "give a file, a folder or a pattern of traces: OTLP, Jaeger or Zipkin, or Parquet of spans"
+)
 
 
 @dataclass(frozen=True)

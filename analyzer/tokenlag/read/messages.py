@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from tokenlag.read.sources import OTLP_JSON
 from tokenlag.read.vocabulary import Vocabulary
 
 MAX_BAD_KEPT: Final = 3
@@ -44,11 +45,14 @@ class Job(msgspec.Struct, frozen=True):
 
     name: str  # of the file, as rows and messages call it
     path: str = ""
-    start: int = 0
+    start: int = 0  # bytes, also of a payload's first one; of a file that is cut by rows: rows
     end: int | None = None
     n_payload: int | None = None
     line: int = 1  # number of the payload's first line
     is_one_text: bool = False  # JSON over several lines
+    source: str = OTLP_JSON
+    framing: str = ""  # of binary messages
+    n_parts: int = 1  # in which its file is read
 
 
 class Bad(msgspec.Struct):
@@ -57,6 +61,7 @@ class Bad(msgspec.Struct):
     why: str
     line: int | None = None
     offset: int | None = None  # where the line is not known
+    byte: int | None = None  # in a file without lines
     is_cut: bool = False  # the last line, without its end
 
 
@@ -78,6 +83,13 @@ class Losses(msgspec.Struct):
     n_without_times: int = 0
     unconvertible: dict[str, int] = {}
 
+    def add(self, more: Losses) -> None:
+        """Takes what was counted elsewhere."""
+        self.n_without_ids += more.n_without_ids
+        self.n_without_times += more.n_without_times
+        for key, n in more.unconvertible.items():
+            self.unconvertible[key] = self.unconvertible.get(key, 0) + n
+
 
 class Report(msgspec.Struct):
     """What a job read and noticed."""
@@ -88,6 +100,13 @@ class Report(msgspec.Struct):
     n_texts: int = 0
     n_bad: int = 0
     bad: list[Bad] = []
+
+
+def note_bad(report: Report, bad: Bad) -> None:
+    """Counts something that could not be read, and keeps the first few."""
+    report.n_bad += 1
+    if len(report.bad) < MAX_BAD_KEPT:
+        report.bad.append(bad)
 
 
 class Done(msgspec.Struct):

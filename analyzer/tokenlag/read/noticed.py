@@ -11,6 +11,7 @@ from tokenlag.read.files import InputFile
 from tokenlag.read.lines import line_number
 from tokenlag.read.loadtest.run import Run
 from tokenlag.read.messages import MAX_BAD_KEPT, Bad, Report
+from tokenlag.read.sources import JAEGER_JSON, Source
 from tokenlag.read.sources.guess import OTLP_HINT, Guess, guess
 
 MAX_NAMED = 3
@@ -33,6 +34,7 @@ class FileResult:
     file: InputFile
     report: Report = field(default_factory=Report)
     head: bytes = b""
+    source: Source | None = None  # the format, if it is one that is read
     guess: Guess | None = None  # what it is instead, where its head says so
     error: InputError | None = None  # it could not be opened
     broken: str | None = None  # its compressed stream ended early
@@ -75,6 +77,8 @@ class FileResult:
         seen = self.report.seen
         if self.too_long:
             hint = "write one export a line, as the Collector's file exporter does"
+            if self.source is not None and self.source.name == JAEGER_JSON:
+                hint = "fetch fewer traces at a time, or as OTLP from /api/v3/traces/ID"
             return InputError(f"{self.too_long}, which is not read", place=name, hint=hint)
         if self.report.n_bad:
             bad = self.report.bad[0]
@@ -86,12 +90,13 @@ class FileResult:
         if seen.n_spans or seen.n_bad_spans:
             n = seen.n_spans + seen.n_bad_spans
             message = f"none of its {n} spans has a usable trace id and span id"
-            return InputError(message, place=name, hint="ids are hex (or base64) in OTLP JSON")
+            return InputError(message, place=name, hint="ids are hex digits (or base64)")
         if seen.other:
             signals = " and ".join(sorted(seen.other))
             return InputError(f"{signals} only: 0 spans", place=name, hint="give the traces")
         if seen.n_exports:
-            return InputError("OTLP traces, but 0 spans in them", place=name)
+            title = self.source.title if self.source else "OTLP"
+            return InputError(f"{title} traces, but 0 spans in them", place=name)
         return self._not_otlp(guess(self.head))
 
     def _not_otlp(self, found: Guess) -> InputError:
@@ -101,6 +106,8 @@ class FileResult:
         return InputError(message, place=self.file.name, hint=found.hint)
 
     def _place(self, bad: Bad) -> str:
+        if bad.byte is not None:
+            return f"{self.file.name}: byte {bad.byte:,}"
         line = bad.line
         if line is None and bad.offset is not None:
             try:
@@ -150,7 +157,8 @@ class FileResult:
         if n == 1 and bad.is_cut:
             text = f"{place}: the last line is cut off and does not count"
         else:
-            text = f"{place}: {'line' if n == 1 else f'the first of {n} lines'} not readable"
+            what = "line" if bad.byte is None else "message"
+            text = f"{place}: {what if n == 1 else f'the first of {n} {what}s'} not readable"
             text += f": {bad.why}"
         return ReadNote("skipped_lines", self.file.name, n, text)
 

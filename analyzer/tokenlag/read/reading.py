@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from tokenlag.errors import InputError
+from tokenlag.read.cutting import tasks
 from tokenlag.read.files import GLOB_HINT, InputFile, find_files
-from tokenlag.read.lines import BLOCK_BYTES, MAX_TEXT_BYTES, blocks_of, is_one_text, whole_text
-from tokenlag.read.loadtest import find_format
 from tokenlag.read.loadtest.run import Run
-from tokenlag.read.messages import Job
 from tokenlag.read.noticed import FileResult, ReadNote, skipped_notes
 from tokenlag.read.pool import InProcess, Processes, Readers
-from tokenlag.read.sources import find_source
-from tokenlag.read.sources.guess import guess
-from tokenlag.read.stream import Bytes
 from tokenlag.read.vocabulary import Vocabulary
 
 Progress = Callable[[int, int], None]
 
-RANGE_BYTES: Final = 32 * 2**20  # of a plain file, one job
 IN_PROCESS_BYTES: Final = 20 * 2**20  # below it, starting a process costs more than it saves
 COMPRESSION_GUESS: Final = 12  # bytes of JSON in a byte of .gz or .zst, for the same decision
 MAX_WORKERS: Final = 16
@@ -50,14 +44,6 @@ class ReadResult:
     n_spans: int = 0
     n_files: int = 0
     load_tests: list[Run] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class _Task:
-    job: Job
-    payload: bytes
-    result: FileResult
-    n_done: int  # bytes on disk that are read once this is done
 
 
 def read_spans(
@@ -89,7 +75,7 @@ def read_spans(
     readers = _readers(found.files, n_workers, out_dir, vocabulary)
     n_done = 0
     try:
-        for task, report in readers.run(_tasks(found.files, results)):
+        for task, report in readers.run(tasks(found.files, results, out_dir)):
             task.result.add(report)
             n_done += task.n_done
             if progress:
@@ -158,73 +144,3 @@ def _readers(
 def _estimated_bytes(file: InputFile) -> int:
     is_packed = file.path.suffix.lower() in {".gz", ".zst", ".zstd", ".gzip"}
     return file.n_bytes * (COMPRESSION_GUESS if is_packed else 1)
-
-
-def _tasks(files: list[InputFile], results: list[FileResult]) -> Iterator[_Task]:
-    """The jobs of all files; appends a result for each file as it gets to it."""
-    for file in files:
-        result = FileResult(file)
-        results.append(result)
-        try:
-            with Bytes(file) as stream:
-                yield from _tasks_of(file, stream, result)
-                result.broken = stream.broken
-        except InputError as error:
-            result.error = error
-
-
-def _tasks_of(file: InputFile, stream: Bytes, result: FileResult) -> Iterator[_Task]:
-    result.head = stream.head
-    if find_source(stream.head) is None:
-        if (format_name := find_format(stream.head)) is not None:
-            _read_load_test(file, stream, result, format_name)
-            return
-        result.guess = guess(stream.head)
-        return
-    if is_one_text(stream.head):
-        text = whole_text(stream.chunks())
-        if text is None:
-            result.too_long = f"one JSON text of more than {MAX_TEXT_BYTES >> 20} MB"
-            return
-        job = Job(file.name, n_payload=len(text), is_one_text=True)
-        yield _Task(job, text, result, file.n_bytes)
-        return
-    if stream.is_seekable:
-        for start in range(0, file.n_bytes, RANGE_BYTES):
-            end = min(start + RANGE_BYTES, file.n_bytes)
-            yield _Task(Job(file.name, str(file.path), start, end), b"", result, end - start)
-        return
-    n_before = 0
-    for block in blocks_of(_gathered(stream.chunks())):
-        if block.data is None:
-            result.too_long = f"line {block.line} is longer than {MAX_TEXT_BYTES >> 20} MB"
-            return
-        n_read = min(stream.n_read(), file.n_bytes)
-        job = Job(file.name, n_payload=len(block.data), line=block.line)
-        yield _Task(job, block.data, result, n_read - n_before)
-        n_before = n_read
-
-
-def _read_load_test(file: InputFile, stream: Bytes, result: FileResult, name: str) -> None:
-    """A load test's result file is small: it is read here and now."""
-    from tokenlag.read.loadtest.reader import read_text
-
-    text = whole_text(stream.chunks())
-    if text is None:
-        result.too_long = f"a load test's result of more than {MAX_TEXT_BYTES >> 20} MB"
-        return
-    result.runs = read_text(text, name, file.name)
-
-
-def _gathered(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Chunks of about a block's size, for decompressors give small ones."""
-    parts: list[bytes] = []
-    n_bytes = 0
-    for chunk in chunks:
-        parts.append(chunk)
-        n_bytes += len(chunk)
-        if n_bytes >= BLOCK_BYTES:
-            yield b"".join(parts)
-            parts, n_bytes = [], 0
-    if parts:
-        yield b"".join(parts)

@@ -109,6 +109,13 @@ class RowFiles:
 
         self._write(pl.DataFrame(schema=self.schema))
 
+    def link(self, path: Path, n_rows: int) -> None:
+        """Takes a file that is one of these already; it is not copied, and stays where it is."""
+        link = self.out_dir / f"{self.prefix}-{len(self.files):05d}.parquet"
+        link.symlink_to(path.resolve())
+        self.files.append(link)
+        self.n_rows += n_rows
+
     def _write(self, frame: pl.DataFrame) -> None:
         path = self.out_dir / f"{self.prefix}-{len(self.files):05d}.parquet"
         held = [name for name in self.schema if name in frame.columns]

@@ -17,6 +17,7 @@ from tokenlag.read.sources.otlp_columns import Columns
 from tokenlag.read.sources.otlp_keyed import KeyedDecoder
 from tokenlag.read.sources.otlp_lenient import decode_lenient
 from tokenlag.read.sources.otlp_types import Export, ResourceSpans
+from tokenlag.read.sources.sink import Sink
 
 # Spellings that the typed structs would take for an object without spans.
 _UNUSUAL: Final = (b"resource_", b"scope_spans", b"instrumentation_library")
@@ -40,6 +41,11 @@ class TextError(ValueError):
     def __init__(self, message: str, n_lines_before: int = 0) -> None:
         super().__init__(message)
         self.n_lines_before = n_lines_before
+
+
+def open_source(sink: Sink) -> OtlpJsonReader:
+    """Returns the reader of this format."""
+    return OtlpJsonReader(sink.columns, sink.vocabulary.span)
 
 
 class OtlpJsonReader:

@@ -1,0 +1,286 @@
+"""Protobuf's wire format for many messages at a time, with numpy instead of a loop.
+
+All messages of one kind in a block take one step together: the first field of each, then
+the second, and so on. What a step costs does not depend on how many messages take it, so
+a thousand spans cost little more than one; where few messages have many fields, a plain
+loop does it. Anything out of the ordinary raises `UnusualError`: then a real decoder has
+to say what it is. Nothing here trusts a length: a value that ends behind its message is
+unusual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from tokenlag.read.sources import proto_frames
+
+Int64s = np.ndarray[Any, np.dtype[np.int64]]
+Uint64s = np.ndarray[Any, np.dtype[np.uint64]]
+
+PADDING: Final = 32  # zero bytes behind the data, so that a look ahead stays inside
+FEW_MESSAGES: Final = 24  # below it, a plain loop is faster than a step
+MAX_STEPS: Final = 4096  # fields of one message, where many messages are taken together
+
+
+class UnusualError(ValueError):
+    """Data that is damaged, or right and rare."""
+
+
+class Part(NamedTuple):
+    """Fields of one tag: whose they are, and where their values begin and end."""
+
+    owner: Int64s
+    begin: Int64s
+    end: Int64s
+
+
+class Buffer:
+    """Bytes to be looked at in many places at once.
+
+    Args:
+        data: the bytes.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data + bytes(PADDING)
+        self.n_bytes = len(data)
+        self.bytes = np.frombuffer(self.data, np.uint8)
+        self._words: Uint64s = np.ndarray(
+            (len(self.data) - 7,), np.dtype("<u8"), self.data, strides=(1,)
+        )
+
+    def words(self, at: Int64s) -> Uint64s:
+        """Returns the eight bytes at each offset as a little-endian number."""
+        return self._words[at]
+
+    def doubles(self, at: Int64s) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Returns the eight bytes at each offset as a double."""
+        return self._words[at].view(np.float64)
+
+    def varints(self, at: Int64s) -> tuple[Int64s, Int64s]:
+        """Returns the varint at each offset, as signed 64 bits, and the offset behind it.
+
+        Raises:
+            UnusualError: one is longer than ten bytes.
+        """
+        first = self.bytes[at]
+        values = first.astype(np.int64)
+        more = np.flatnonzero(first >= 0x80)
+        behind = at + 1
+        if not len(more):
+            return values, behind
+        values[more] &= 0x7F
+        shift = 7
+        while len(more):
+            if shift > 63:
+                raise UnusualError("a varint of more than ten bytes")
+            byte = self.bytes[behind[more]]
+            values[more] |= (byte & 0x7F).astype(np.int64) << shift
+            behind[more] += 1
+            more = more[byte >= 0x80]
+            shift += 7
+        return values, behind
+
+    def parts(self, begin: Int64s, end: Int64s, known: Iterable[int]) -> dict[int, Part]:
+        """Returns the fields of messages, by tag, in each message's order.
+
+        Args:
+            begin: where the messages begin.
+            end: where they end.
+            known: the tags to give; of others only those count whose field has another
+                wire type here.
+
+        Raises:
+            UnusualError: a message is damaged, or has a known field in an unknown form.
+        """
+        tags = set(known)
+        numbers = {tag >> 3 for tag in tags}
+        found: dict[int, list[tuple[Int64s, Int64s, Int64s]]] = {tag: [] for tag in tags}
+        active = np.flatnonzero(begin < end)
+        at, stop = begin[active], end[active]
+        n_steps = 0
+        while len(active):
+            if len(active) < FEW_MESSAGES:
+                self._walk(active, at, stop, tags, numbers, found)
+                break
+            n_steps += 1
+            if n_steps > MAX_STEPS:
+                raise UnusualError("a message of very many fields")
+            tag, value, behind = self._step(at)
+            if (behind > stop).any():
+                raise UnusualError("a field that is longer than its message")
+            first = int(tag[0])
+            if (tag == first).all():
+                _check(first, tags, numbers)
+                if first in tags:
+                    found[first].append((active, value, behind))
+            else:
+                for one in np.flatnonzero(np.bincount(tag)).tolist():
+                    _check(one, tags, numbers)
+                    if one in tags:
+                        mine = tag == one
+                        found[one].append((active[mine], value[mine], behind[mine]))
+            more = behind < stop
+            if more.all():
+                at = behind
+            else:
+                active, at, stop = active[more], behind[more], stop[more]
+        return {
+            tag: Part(*(np.concatenate(column) for column in zip(*pieces, strict=True)))
+            for tag, pieces in found.items()
+            if pieces
+        }
+
+    def _step(self, at: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Returns the tag at each offset, and where its value begins and ends."""
+        tag = self.bytes[at].astype(np.int64)
+        value = at + 1
+        long = np.flatnonzero(tag >= 0x80)
+        if len(long):
+            second = self.bytes[value[long]].astype(np.int64)
+            if (second >= 0x80).any():
+                raise UnusualError("a field number beyond 2,047")
+            tag[long] = (tag[long] & 0x7F) | (second << 7)
+            value[long] += 1
+        wire = tag & 7
+        first = int(wire[0])
+        if (wire == first).all():
+            return tag, *self._values(first, value)
+        begin, behind = value.copy(), value.copy()
+        for one in np.flatnonzero(np.bincount(wire)).tolist():
+            mine = np.flatnonzero(wire == one)
+            begin[mine], behind[mine] = self._values(one, value[mine])
+        return tag, begin, behind
+
+    def _values(self, wire: int, at: Int64s) -> tuple[Int64s, Int64s]:
+        if wire == 2:
+            length, begin = self.varints(at)
+            # A length below zero, or past the end, would be found out too late.
+            if ((length < 0) | (length > self.n_bytes)).any():
+                raise UnusualError("a length beyond the data")
+            return begin, begin + length
+        if wire == 0:
+            return at, self.varints(at)[1]
+        if wire == 1:
+            return at, at + 8
+        if wire == 5:
+            return at, at + 4
+        raise UnusualError(f"a field of wire type {wire}")
+
+    def _walk(
+        self,
+        active: Int64s,
+        at: Int64s,
+        stop: Int64s,
+        tags: set[int],
+        numbers: set[int],
+        found: dict[int, list[tuple[Int64s, Int64s, Int64s]]],
+    ) -> None:
+        """The rest of a few messages, one field after another."""
+        lists: dict[int, tuple[list[int], list[int], list[int]]] = {
+            tag: ([], [], []) for tag in tags
+        }
+        for owner, begin, end in zip(active.tolist(), at.tolist(), stop.tolist(), strict=True):
+            try:
+                for tag, value, behind in proto_frames.fields(self.data, begin, end):
+                    if tag in tags:
+                        owners, begins, ends = lists[tag]
+                        owners.append(owner)
+                        begins.append(value)
+                        ends.append(behind)
+                    else:
+                        _check(tag, tags, numbers)
+            except proto_frames.FrameError as error:
+                raise UnusualError(str(error)) from None
+        for tag, columns in lists.items():
+            if columns[0]:
+                owners_, begins_, ends_ = (np.array(column, np.int64) for column in columns)
+                found[tag].append((owners_, begins_, ends_))
+
+
+def _check(tag: int, tags: set[int], numbers: set[int]) -> None:
+    if tag not in tags and tag >> 3 in numbers:
+        raise UnusualError("a known field of another wire type")
+    if tag < 8:
+        raise UnusualError("field number 0")
+
+
+def gather(parts: dict[int, Part], tag: int) -> Part:
+    """Returns the fields of a tag, none if there are none."""
+    none = np.empty(0, np.int64)
+    return parts.get(tag) or Part(none, none, none)
+
+
+class KeyTable:
+    """Byte strings that are looked for among many.
+
+    Args:
+        keys: what to look for.
+    """
+
+    _BITS: Final = 16
+    _MIX: Final = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self.keys = list(keys)
+        encoded = [key.encode() for key in self.keys]
+        self._encoded = encoded
+        buffer = Buffer(b"".join(encoded))
+        lengths = np.array([len(key) for key in encoded], np.int64)
+        ends = np.cumsum(lengths)
+        self._lengths = lengths
+        self._signatures = self._sign(buffer, ends - lengths, lengths)
+        self._slots: dict[int, list[int]] = {}
+        for index, signature in enumerate(self._signatures.tolist()):
+            self._slots.setdefault(signature >> (64 - self._BITS), []).append(index)
+        self._table = np.full(1 << self._BITS, -1, np.int32)
+        for slot, indexes in self._slots.items():
+            self._table[slot] = indexes[0]
+        self._crowded = [indexes for indexes in self._slots.values() if len(indexes) > 1]
+
+    def _sign(self, buffer: Buffer, begin: Int64s, length: Int64s) -> Uint64s:
+        """A number out of a string's length and its first and last eight bytes."""
+        first, last_at = buffer.words(begin), begin + np.maximum(length - 8, 0)
+        last = buffer.words(last_at)
+        short = np.flatnonzero(length < 8)
+        if len(short):
+            bits = (8 * length[short]).astype(np.uint64)
+            kept = (np.uint64(1) << bits) - np.uint64(1)
+            first[short] &= kept
+            last[short] = first[short]
+        one, two, three = (np.uint64(value) for value in self._MIX)
+        mixed: Uint64s = (first * one) ^ (last * two) ^ (length.astype(np.uint64) * three)
+        return (mixed ^ (mixed >> np.uint64(29))) * one
+
+    def find(self, buffer: Buffer, begin: Int64s, end: Int64s) -> Int64s:
+        """Returns which key each string is; −1 for none of them."""
+        length = end - begin
+        signatures = self._sign(buffer, begin, length)
+        slots = (signatures >> np.uint64(64 - self._BITS)).astype(np.int64)
+        found = self._table[slots].astype(np.int64)
+        for indexes in self._crowded:
+            for index in indexes:
+                found[signatures == self._signatures[index]] = index
+        maybe = np.flatnonzero(found >= 0)
+        wrong = self._signatures[found[maybe]] != signatures[maybe]
+        found[maybe[wrong]] = -1
+        maybe = maybe[~wrong]
+        for index in np.flatnonzero(np.bincount(found[maybe])).tolist():
+            mine = maybe[found[maybe] == index]
+            found[mine[~self._equals(buffer, begin[mine], length[mine], index)]] = -1
+        return found
+
+    def _equals(self, buffer: Buffer, begin: Int64s, length: Int64s, index: int) -> Any:
+        """Whether the strings are the key, byte for byte."""
+        key = self._encoded[index]
+        same = length == len(key)
+        for at in range(0, len(key), 8):
+            piece = key[at : at + 8]
+            word = np.uint64(int.from_bytes(piece, "little"))
+            mask = np.uint64((1 << (8 * len(piece))) - 1)
+            there = np.minimum(begin + at, buffer.n_bytes)
+            same &= (buffer.words(there) & mask) == word
+        return same
