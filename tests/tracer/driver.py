@@ -1,14 +1,17 @@
 """A fake server for the tests: an engine loop that records, in one process or several.
 
-Run as `python -m tests.tracer.driver MODE [SECONDS]`. It says its writer's process id on its
-first line, and counters as JSON on its last.
+Run as `python -m tests.tracer.driver MODE [SECONDS]`, or with `told` for the seconds: it serves
+until its standard input has something to say. It says its writer's process id on its first line,
+and counters as JSON on its last.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
+import select
 import sys
 import time
 
@@ -20,6 +23,12 @@ from tokenlag_tracer.recorder import EngineRecorder
 STEP_S = 0.002
 BATCH = 4
 N_TOKENS = 20
+TOLD = math.inf
+
+
+def is_told() -> bool:
+    """Whether somebody wrote to, or closed, the standard input."""
+    return bool(select.select([sys.stdin], [], [], 0)[0])
 
 
 def serve(engine: EngineRecorder, seconds: float, tag: str = "") -> dict[str, float]:
@@ -29,8 +38,9 @@ def serve(engine: EngineRecorder, seconds: float, tag: str = "") -> dict[str, fl
     before: list[int] = []
     n_requests, worst_ns = 0, 0
     deadline_s = time.monotonic() + seconds
-    while time.monotonic() < deadline_s or live:
-        is_open = time.monotonic() < deadline_s
+    is_open = True
+    while is_open or live:
+        is_open = is_open and time.monotonic() < deadline_s and not (seconds == TOLD and is_told())
         chunks = []
         while is_open and len(live) < BATCH:
             request_id = f"{tag}req-{os.getpid()}-{n_requests}"
@@ -87,7 +97,8 @@ def child(engine_id: str | None, seconds: float) -> None:
 
 def main() -> None:
     mode = sys.argv[1]
-    seconds = float(sys.argv[2]) if len(sys.argv) > 2 else 0.5
+    given = sys.argv[2] if len(sys.argv) > 2 else "0.5"
+    seconds = TOLD if given == "told" else float(given)
     said: dict[str, object] = {}
     engine = open_engine("e0")
     writer = link.shared_link().writer

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tokenlag_tracer import config, link
 from tokenlag_tracer.clock import Clock
 from tokenlag_tracer.collector import Collector, Connection
@@ -183,9 +182,3 @@ def writer_pid() -> int:
     """The writer of this process."""
     writer = link.shared_link().writer
     return writer.pid if writer is not None else 0
-
-
-needs_a_core = pytest.mark.skipif(
-    "PYTEST_XDIST_WORKER" in os.environ,
-    reason="needs a core to itself and short socket paths: run it without -n",
-)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import shutil
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -134,3 +136,31 @@ def test_a_sockets_folder_is_private() -> None:
         assert len(str(folder / "writer.sock")) < 104, "what a socket's address can hold"
     finally:
         folder.rmdir()
+
+
+def test_a_long_temporary_folder_is_no_place_for_a_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("d" * 90)
+    long.mkdir()
+    for given in (long, tmp_path / "not-there"):
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(given))
+        monkeypatch.setattr(tempfile, "tempdir", str(given))
+        folder = channel.private_folder()
+        try:
+            assert folder.parent not in (long, given)
+            with socket.socket(socket.AF_UNIX) as listening:
+                listening.bind(str(folder / channel.SOCKET_NAME))
+        finally:
+            shutil.rmtree(folder)
+
+
+def test_the_longest_folder_that_is_taken_holds_a_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        base = Path(short) / ("d" * (channel._MAX_BASE_BYTES - len(short) - 1))
+        base.mkdir()
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(base))
+        folder = channel.private_folder()
+        assert folder.parent == base
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(folder / channel.SOCKET_NAME))

@@ -5,18 +5,20 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import tomllib
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
 from tokenlag_tracer import cli
 
 from tests.simulate.reading import named
-from tests.tracer.support import REPO, environment, needs_a_core, spans_in, start, until
+from tests.tracer.support import REPO, environment, spans_in, start, until
 
 
 def tracer(*arguments: str, traces: Path, **more: str) -> subprocess.CompletedProcess[str]:
@@ -82,13 +84,15 @@ def test_plugins_that_vllm_may_load(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.child_environment(None)["VLLM_PLUGINS"] == "tokenlag"
 
 
-@needs_a_core
 def test_status_and_dump(tmp_path: Path) -> None:
     traces = tmp_path / "traces"
-    # A folder of its own for sockets, so that the writer is found among no others.
-    run_dir = tmp_path / "r"
-    run_dir.mkdir()
-    process = start("serve", traces, "60", TOKENLAG_RING="5m", XDG_RUNTIME_DIR=str(run_dir))
+    # A folder of its own for sockets, so that the writer is found among no others; not below
+    # `tmp_path`, which pytest makes too long for one when it runs in several processes.
+    run_dir = Path(mkdtemp(prefix="tl", dir="/tmp"))
+    # A busy machine may stall the engine for real, which would export the ring.
+    process = start(
+        "serve", traces, "60", TOKENLAG_RING="5m", TOKENLAG_STALL="1h", XDG_RUNTIME_DIR=str(run_dir)
+    )
     assert process.stdout is not None
     try:
         writer = int(process.stdout.readline())
@@ -113,11 +117,12 @@ def test_status_and_dump(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.communicate()
+        shutil.rmtree(run_dir, ignore_errors=True)
 
 
 def test_sigusr1_dumps_too(tmp_path: Path) -> None:
     traces = tmp_path / "traces"
-    process = start("serve", traces, "60", TOKENLAG_RING="5m")
+    process = start("serve", traces, "60", TOKENLAG_RING="5m", TOKENLAG_STALL="1h")
     assert process.stdout is not None
     try:
         writer = int(process.stdout.readline())

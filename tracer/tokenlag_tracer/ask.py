@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +50,9 @@ def find_writers() -> list[str]:
     They are found by their sockets' folders; of a stream socket the type is not known from
     outside, so both are tried.
     """
-    bases = {os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"}
     sockets: list[tuple[float, str]] = []
-    for base in filter(None, bases):
-        for path in Path(base).glob("tokenlag-tracer-*/writer.sock"):
+    for base in channel.socket_bases():
+        for path in Path(base).glob(f"{channel.FOLDER_PREFIX}*/{channel.SOCKET_NAME}"):
             try:
                 sockets.append((path.stat().st_mtime, str(path)))
             except OSError:

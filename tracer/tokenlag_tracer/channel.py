@@ -7,6 +7,7 @@ it. Connecting is the supervisor's work (see `link`), never the hot path's.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -22,6 +23,11 @@ SEQPACKET: Final = "seqpacket"
 STREAM: Final = "stream"
 # Room for some thousand records while the writer is busy; the kernel may grant less.
 SEND_BUFFER_BYTES: Final = 1 << 20
+FOLDER_PREFIX: Final = "tokenlag-tracer-"
+SOCKET_NAME: Final = "writer.sock"
+# What `sun_path` holds (macOS has four less), without its end, both names, eight letters that
+# `mkdtemp` adds, and two slashes.
+_MAX_BASE_BYTES: Final = 104 - 1 - len(FOLDER_PREFIX) - len(SOCKET_NAME) - 8 - 2
 Bytes = bytes | bytearray | memoryview
 Send = Callable[[Bytes], int]
 Publish = Callable[[Send], None]
@@ -219,14 +225,29 @@ def send_record(connection: socket.socket, data: bytes) -> None:
         connection.send(data)
 
 
+def socket_bases() -> list[str]:
+    """Returns the folders in which a writer's folder may be, best first.
+
+    A socket's path has 107 bytes, so a long temporary folder cannot be used (that of a batch
+    job, say, or of a test); what stands after the user's own folders is short and there on most
+    machines.
+    """
+    own = (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir())
+    others = ("/tmp", "/var/tmp", "/dev/shm")
+    return [
+        base
+        for base in dict.fromkeys((*own, *others))
+        if base and len(os.fsencode(base)) <= _MAX_BASE_BYTES
+    ]
+
+
 def private_folder() -> Path:
     """Returns a new folder that only this user can enter, short enough for a socket's path.
 
     Raises:
         OSError: there is no place for one.
     """
-    for base in (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
-        if not base or len(base) > 60 or not os.access(base, os.W_OK):
-            continue
-        return Path(tempfile.mkdtemp(prefix="tokenlag-tracer-", dir=base))
+    for base in socket_bases():
+        with contextlib.suppress(OSError):  # it is not there, or full, or not for writing
+            return Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=base))
     raise OSError(errno.ENOENT, "no folder for a socket")

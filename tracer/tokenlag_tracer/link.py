@@ -223,7 +223,7 @@ class Link:
             kind = channels.STREAM
             if not self.settings.is_stream and channels.has_packets():
                 kind = channels.SEQPACKET
-            address = f"{kind}:{channels.private_folder() / 'writer.sock'}"
+            address = f"{kind}:{channels.private_folder() / channels.SOCKET_NAME}"
         kind, path = channels.split_address(address)
         folder = Path(path).parent
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
