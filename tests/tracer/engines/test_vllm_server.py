@@ -110,8 +110,15 @@ def test_running_out_of_kv_is_seen_as_preemption(traced: Traced) -> None:
     )
     assert n_steps == n_listed == n_requests == n_sequences > 0
     again = traced.rows("select n_tokens from phases where kind = 'prefill' and is_recompute")
-    waits = traced.rows("select end_ns - start_ns from phases where kind = 'requeue'")
-    assert len(again) == len(waits) == n_steps
+    waits = traced.rows(
+        "select r.is_aborted and p.end_ns >= max(p.end_ns) over (partition by p.seq_key) "
+        "from phases p join requests r using (request_key) "
+        "where p.seq_key is not null and p.kind in ('requeue', 'prefill', 'decode') "
+        "qualify p.kind = 'requeue'"
+    )
+    assert len(waits) == n_steps
+    # Whoever was put back is prefilled again, unless its client left while it waited.
+    assert len(again) == sum(not is_given_up for (is_given_up,) in waits) > 0
     assert all(n_tokens > 0 for (n_tokens,) in again)
     [[usage, bounds]] = traced.rows(
         "select max(kv_usage_frac), list(distinct admit_bound) from steps where n_waiting > 0"
