@@ -16,9 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.tracer.engines.installed import python_with
 from tests.tracer.support import REPO, environment, free_port
 
 EXAMPLE = REPO / "docs" / "examples" / "service"
+
+
+def service_python() -> str:
+    """The interpreter that runs the service and its load; skips if there is none."""
+    return python_with("TOKENLAG_SERVICE_PYTHON", "torch", "fastapi", "uvicorn", "httpx")
 
 
 @dataclass
@@ -37,7 +43,7 @@ class Service:
     def load(self, *arguments: str) -> dict[str, int]:
         """Runs the load script; returns how many requests ended how."""
         out = subprocess.run(
-            [sys.executable, str(EXAMPLE / "load.py"), self.url, *arguments],
+            [service_python(), str(EXAMPLE / "load.py"), self.url, *arguments],
             env=self.environment,
             capture_output=True,
             text=True,
@@ -73,7 +79,7 @@ def serve(folder: Path, **settings: str) -> Iterator[Service]:
     env = environment(folder / "traces", **settings)
     with (folder / "out.txt").open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "uvicorn", "app:app", "--app-dir", str(EXAMPLE),
+            [service_python(), "-m", "uvicorn", "app:app", "--app-dir", str(EXAMPLE),
              "--port", str(port), "--log-level", "warning"],
             env=env, stdout=out, stderr=subprocess.STDOUT,
         )  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import socket
 import subprocess
@@ -18,15 +17,7 @@ from tests.simulate.reading import Read
 from tests.tracer.service import EXAMPLE, Service, diagnose, serve
 from tests.tracer.support import spans_in
 
-MISSING = [
-    name
-    for name in ("torch", "fastapi", "uvicorn", "httpx", "duckdb")
-    if importlib.util.find_spec(name) is None
-]
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(MISSING), reason=f"the example service needs {', '.join(MISSING)}"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.engine]
 
 MARK = "XYZZYPLUGH"
 WORDS = ("quokka", "axolotl", "narwhal", "wombat", "ocelot", "marmot", "puffin", "gecko")

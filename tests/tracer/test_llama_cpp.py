@@ -10,7 +10,6 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 import urllib.error
@@ -27,6 +26,7 @@ from tokenlag_tracer.identity import Context
 from tokenlag_tracer.spans import Row
 
 from tests.simulate.reading import Read
+from tests.tracer.engines.installed import python_with
 from tests.tracer.service import EXAMPLE, diagnose
 from tests.tracer.support import REPO, environment, free_port, named, spans_in
 
@@ -231,12 +231,12 @@ def test_a_server_that_is_away() -> None:
 # --- the real engine ----------------------------------------------------------------------------
 
 MARK = "XYZZYPLUGH"
-MISSING = [
-    name
-    for name in ("xllamacpp", "gguf", "numpy", "httpx", "uvicorn")
-    if importlib.util.find_spec(name) is None
-]
-real = pytest.mark.skipif(bool(MISSING), reason=f"llama.cpp's server needs {', '.join(MISSING)}")
+real = pytest.mark.engine
+
+
+def llama_python() -> str:
+    """The interpreter that runs llama.cpp's server, the proxy and the load."""
+    return python_with("TOKENLAG_LLAMA_PYTHON", "xllamacpp", "gguf", "numpy", "httpx", "uvicorn")
 
 
 @dataclass
@@ -262,7 +262,7 @@ class Server:
 def _process(command: list[str], env: dict[str, str], log: Path, url: str) -> Iterator[None]:
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, *command], env=env, stdout=out, stderr=subprocess.STDOUT, cwd=REPO
+            [llama_python(), *command], env=env, stdout=out, stderr=subprocess.STDOUT, cwd=REPO
         )
         try:
             deadline_s = time.monotonic() + 60
@@ -441,7 +441,6 @@ def test_no_text_of_the_real_server_s_in_any_span(server: Server, spans: list[Re
 
 @real
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("duckdb") is None, reason="the analyzer needs duckdb")
 def test_the_real_server_s_one_slot_is_named_from_outside(tmp_path: Path) -> None:
     with _serving(tmp_path) as serving:
         load = [
@@ -449,7 +448,7 @@ def test_the_real_server_s_one_slot_is_named_from_outside(tmp_path: Path) -> Non
             "--max-tokens", "64",
         ]  # fmt: skip
         subprocess.run(
-            [sys.executable, *load], env=environment(tmp_path / "traces"), check=True, timeout=120
+            [llama_python(), *load], env=environment(tmp_path / "traces"), check=True, timeout=120
         )
     diagnosis = diagnose(tmp_path / "traces")
     assert diagnosis["verdict"]["cause"] == "queueing-not-prefill"

@@ -23,6 +23,8 @@ def _has(python: str, *modules: str) -> bool:
 def python_with(variable: str, *modules: str) -> str:
     """Returns an interpreter that has some modules; skips if there is none.
 
+    One that was named and lacks them is a failure: somebody meant the test to run.
+
     Args:
         variable: an environment variable that names one, if it is not this one.
         modules: that it must have.
@@ -30,7 +32,7 @@ def python_with(variable: str, *modules: str) -> str:
     given = _GIVEN.get(variable, "")
     if given:
         if not _has(given, *modules):
-            pytest.skip(f"{variable}={given} lacks one of {', '.join(modules)}")
+            pytest.fail(f"{variable}={given} lacks one of {', '.join(modules)}")
         return given
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:

@@ -15,6 +15,7 @@ from tokenlag_tracer.engines import transformers as adapter
 from tests.tracer.engines.installed import python_with
 from tests.tracer.support import REPO, environment
 
+pytestmark = pytest.mark.engine
 SITE = REPO / "tracer" / "tokenlag_tracer" / "site"
 
 
