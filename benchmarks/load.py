@@ -60,7 +60,7 @@ def _value(value_type: str) -> str:
 
 
 def duckdb_tables(data: Path, work_dir: Path) -> int:
-    """Flattens with SQL alone what the canonical tables need, and fills them by the same scripts."""
+    """Flattens with SQL what the canonical tables need, and fills them by the same scripts."""
     import duckdb
     from tokenlag.read.load import load_spans, vocabulary
     from tokenlag.read.spans import RowFiles, span_schema
