@@ -78,7 +78,9 @@ def _found(diagnosis: Any, case: Any, bad: Any) -> dict[str, Any]:
     row: dict[str, Any] = {
         "status": verdict.status,
         "said": verdict.cause,
-        "findings": [[f.rule, round(f.confidence, 2), f.consequence_of] for f in stated],
+        "findings": [
+            [f.rule, round(f.confidence, 2), f.consequence_of, f.effect_ms] for f in stated
+        ],
         "top1": verdict.cause in right,
         "top3": any(f.rule in right for f in stated[:3]),
         "confidence": round(stated[0].confidence, 3) if stated else None,

@@ -136,3 +136,26 @@ def test_every_hit_is_placed_once_and_each_consequence_after_its_cause(rows) -> 
             assert r.consequence_of in seen
         else:
             seen.add(r.hit.rule.id)
+
+
+def stated(*hits) -> dict[str, float]:
+    return {r.hit.rule.id: r.confidence for r in rank(hits)}
+
+
+def test_a_rival_that_explains_as_much_makes_both_less_sure() -> None:
+    assert stated(hit("a", 900.0))["a"] == 0.9
+    small = stated(hit("a", 900.0), hit("b", 90.0))
+    even = stated(hit("a", 900.0), hit("b", 900.0))
+    assert 0.5 < even["a"] < small["a"] < 0.9
+    assert small["b"] == even["b"] == even["a"]
+
+
+def test_a_consequence_a_weak_hit_and_the_same_culprit_are_no_rivals() -> None:
+    assert stated(hit("a", 900.0, explains=["b"]), hit("b", 900.0)) == {"a": 0.9, "b": 0.9}
+    assert stated(hit("a", 900.0), hit("b", 900.0, confidence=0.4))["a"] == 0.9
+    one, two = hit("a", 900.0, culprits=("req-1",)), hit("b", 900.0, culprits=("req-1",))
+    assert stated(one, two) == {"a": 0.9, "b": 0.9}
+
+
+def test_what_is_contested_stays_a_cause() -> None:
+    assert stated(hit("a", 9.0, confidence=0.55), hit("b", 9.0))["a"] == 0.5

@@ -30,6 +30,7 @@ CLIPPED = 0.05
 N_GROUPS = 6
 # Beyond chance: batches of a group differ a little between the sides.
 MIN_ERROR = 0.001
+FITS = 4.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def lean(reference: Side, window: Side) -> Lateness | None:
     if len(used) < 2:
         return None
     before, now = ((sums[:, used], n[:, used]) for sums, n in (before, now))
-    length = np.array([np.median(window.expected[groups[1] == g]) for g in used])
+    length = np.array([np.median(window.expected[groups[1] == g]) for g in used]) * _whole(before)
     rng = np.random.default_rng(SEED)
     late = np.array([_late(_drawn(before, rng), _drawn(now, rng), length) for _ in range(N_DRAWS)])
     whole = _late(_whole(before), _whole(now), length)
@@ -67,11 +68,32 @@ def lean(reference: Side, window: Side) -> Lateness | None:
     at = float(length[np.argmax(now[1].sum(axis=0))])
     share, typical = _constant_share(whole, length, weight, at)
     shares = np.array([_constant_share(row, length, weight, at)[0] for row in late])
-    if FACTOR_SHARE[0] <= share <= FACTOR_SHARE[1] and (shares < 0.5).mean() >= MIN_SURE:
+    # The chosen form must also fit each group by itself.
+    near = FITS / weight
+    is_factor = bool((np.abs(whole - typical * length / at) <= near).all())
+    is_constant = bool((np.abs(whole - typical) <= near).all())
+    low, high = FACTOR_SHARE
+    if is_factor and low <= share <= high and (shares < 0.5).mean() >= MIN_SURE:
         return Lateness(1.0 + typical / at, 0.0)
-    if CONSTANT_SHARE[0] <= share <= CONSTANT_SHARE[1] and (shares > 0.5).mean() >= MIN_SURE:
+    low, high = CONSTANT_SHARE
+    if is_constant and low <= share <= high and (shares > 0.5).mean() >= MIN_SURE:
         return Lateness(1.0, typical)
     return None
+
+
+def as_in(reference: Side, window: Side) -> Floats:
+    """The window's expected times, each kind of step by what it took in the reference."""
+    edges = _edges(reference, window)
+    sums, n = _by_block(reference, _groups(reference, edges))
+    known = _is_known((sums, n))
+    ratio = np.where(known, _whole((sums, n)), 1.0)
+    # As far as it is beyond chance: the spread of the blocks' own means around the whole.
+    own = np.where(n > 0, sums / np.maximum(n, 1.0), ratio)
+    error = np.sqrt((n * (own - ratio) ** 2).sum(axis=0) / np.maximum(n.sum(axis=0), 1.0))
+    error /= np.sqrt(np.maximum((n > 0).sum(axis=0) - 1.0, 1.0))
+    off = ratio - 1.0
+    ratio = 1.0 + off * np.maximum(0.0, 1.0 - (2.0 * error / np.maximum(np.abs(off), 1e-9)) ** 2)
+    return np.asarray(window.expected * ratio[_groups(window, edges)], dtype=np.float64)
 
 
 def _edges(reference: Side, window: Side) -> list[Floats]:

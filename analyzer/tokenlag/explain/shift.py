@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenlag.explain import stepmodel
-from tokenlag.explain.lateness import Side, lean
+from tokenlag.explain.lateness import Side, as_in, lean
 
 Floats = npt.NDArray[np.float64]
 
@@ -93,18 +93,18 @@ def find_shift(reference: Observed, window: Observed) -> Shift | None:
     known &= window.n_context_tokens <= reference.n_context_tokens.max()
     if known.sum() < MIN_STEPS:
         return None
-    expected = expected[known]
     observed, streams = window.wall_ms[known], window.n_streams[known]
     mixed = window.n_prefill_tokens[known] > 0
+    usual, usable = _expected(model, reference, reference)
+    before = Side(usual[usable], reference.wall_ms[usable], reference.n_prefill_tokens[usable] > 0)
+    # What the model gets wrong of a kind of step in the reference is no news of the window.
+    now = Side(expected[known], observed, mixed)
+    expected = as_in(before, now)
     ratio = observed / np.maximum(expected, 1e-9)
     low, high = _block_interval(ratio)
     slope, intercept = _line(expected, observed)
     if not _is_separable(expected, observed, mixed):
-        usual, usable = _expected(model, reference, reference)
-        before = Side(
-            usual[usable], reference.wall_ms[usable], reference.n_prefill_tokens[usable] > 0
-        )
-        told = lean(before, Side(expected, observed, mixed))
+        told = lean(before, now)
         slope, intercept = (told.slope, told.intercept_ms) if told else (np.nan, np.nan)
     near = _near(mixed)
     mixed_excess, mixed_error = _centre((observed - expected)[mixed])

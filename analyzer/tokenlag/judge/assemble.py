@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from tokenlag.judge.diagnosis import Exemplar, Finding, Interval
-from tokenlag.judge.rank import Ranked, confidence_of, share_of
+from tokenlag.judge.rank import Ranked, share_of
 from tokenlag.judge.run import RuleHit
 
 Exemplars = Mapping[int, Exemplar]
@@ -54,7 +54,7 @@ def _finding(
         # What follows from another finding is told under it, and is no problem of its own.
         severity="note" if ranked.consequence_of else rule.kind,
         symptom=row.symptom or (rule.symptom[0] if rule.symptom else None),
-        confidence=round(confidence_of(hit), 2),
+        confidence=round(ranked.confidence, 2),
         share=share_of(hit, excess_ms),
         affected_requests=row.n_support,
         engines=list(row.engines) or engines,

@@ -3,6 +3,10 @@
 `effect_ms` of every rule is user-visible time, so that hits can be ordered by it. A rule's
 `explains` names what follows from it: such a hit is ordered below its cause, if the cause
 accounts for a real part of it. One fault then reads as one finding with what it led to.
+
+What is stated as confidence is the rule's own, less where another cause that does not follow
+from this one, nor this one from it, explains as much: one of the two is then often a shadow of
+the other. How much less was counted on generated cases, see docs/accuracy.md.
 """
 
 from __future__ import annotations
@@ -16,6 +20,8 @@ from tokenlag.judge.run import RuleHit
 
 COVERS_FRAC = 0.3
 STATED_CONFIDENCE = 0.5
+# Of the rule's confidence, what a rival of the same weight takes; counted, see docs/accuracy.md.
+CONTESTED = 0.3
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,7 @@ class Ranked:
 
     hit: RuleHit
     consequence_of: str | None
+    confidence: float
 
 
 def confidence_of(hit: RuleHit) -> float:
@@ -43,7 +50,7 @@ def rank(hits: Sequence[RuleHit]) -> list[Ranked]:
         (h for h in hits if h.rule.kind == "problem"),
         key=lambda h: (not is_cause(h), -_effect(h), h.rule.id),
     )
-    parent = {id(hit): _cause_of(hit, problems) for hit in problems}
+    parent = _causes_of(problems)
     led_to = {id(hit): [o for o in problems if parent[id(o)] is hit] for hit in problems}
     causes = [h for h in problems if parent[id(h)] is None]
     weight = {id(h): _total(h, led_to[id(h)]) for h in causes}
@@ -53,10 +60,27 @@ def rank(hits: Sequence[RuleHit]) -> list[Ranked]:
     )
     ordered: list[Ranked] = []
     for cause in causes:
-        ordered.append(Ranked(cause, None))
-        ordered.extend(Ranked(other, cause.rule.id) for other in led_to[id(cause)])
+        ordered.append(Ranked(cause, None, _stated(cause, causes, weight)))
+        ordered.extend(Ranked(o, cause.rule.id, confidence_of(o)) for o in led_to[id(cause)])
     notes = [h for h in hits if h.rule.kind == "note"]
-    return ordered + [Ranked(note, None) for note in notes]
+    return ordered + [Ranked(note, None, confidence_of(note)) for note in notes]
+
+
+def _stated(hit: RuleHit, causes: Sequence[RuleHit], weight: Mapping[int, float]) -> float:
+    """The rule's confidence, less by what the heaviest rival weighs against it."""
+    if not is_cause(hit):
+        return confidence_of(hit)
+    rivals = [
+        weight[id(other)]
+        for other in causes
+        if other is not hit and is_cause(other) and not _culprits(other) & _culprits(hit)
+    ]
+    if not rivals:
+        return confidence_of(hit)
+    own = weight[id(hit)]
+    against = min(1.0, max(rivals) / own) if own > 0 else 1.0
+    # Still a cause: what was sure enough to be ranked does not fall out of the verdict.
+    return max(confidence_of(hit) * (1.0 - CONTESTED * against), STATED_CONFIDENCE)
 
 
 def _with_kin(hit: RuleHit, causes: Sequence[RuleHit], weight: Mapping[int, float]) -> float:
@@ -95,8 +119,29 @@ def _effect(hit: RuleHit) -> float:
     return value if value is not None and math.isfinite(value) else 0.0
 
 
-def _cause_of(hit: RuleHit, problems: Sequence[RuleHit]) -> RuleHit | None:
-    """The strongest hit that explains this one; its own cause stands for it, if it has one."""
+def _causes_of(problems: Sequence[RuleHit]) -> dict[int, RuleHit | None]:
+    """For each hit the cause at the end of its chain, or None for a cause.
+
+    Where a chain comes round to itself, the first of the circle in order of effect is the cause.
+    """
+    direct = {id(hit): _explained_by(hit, problems) for hit in problems}
+    place = {id(hit): number for number, hit in enumerate(problems)}
+    found: dict[int, RuleHit | None] = {}
+    for hit in problems:
+        chain, seen = [hit], {id(hit)}
+        while (above := direct[id(chain[-1])]) is not None and id(above) not in seen:
+            chain.append(above)
+            seen.add(id(above))
+        last = chain[-1]
+        if above is not None:
+            circle = chain[[id(h) for h in chain].index(id(above)) :]
+            last = min(circle, key=lambda h: place[id(h)])
+        found[id(hit)] = None if last is hit else last
+    return found
+
+
+def _explained_by(hit: RuleHit, problems: Sequence[RuleHit]) -> RuleHit | None:
+    """The strongest hit that explains this one."""
     best: RuleHit | None = None
     for other in problems:
         if other is hit or hit.rule.id not in other.rule.explains or not is_cause(other):
@@ -109,10 +154,7 @@ def _cause_of(hit: RuleHit, problems: Sequence[RuleHit]) -> RuleHit | None:
             continue
         if best is None or _effect(other) > _effect(best):
             best = other
-    if best is None:
-        return None
-    above = _cause_of(best, [p for p in problems if p is not hit])
-    return above or best
+    return best
 
 
 def share_of(hit: RuleHit, excess_ms: Mapping[str, float]) -> float | None:

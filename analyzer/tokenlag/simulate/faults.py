@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import math
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
+
+from tokenlag.simulate.config import StepModel
 
 Table = dict[str, Any]
 
@@ -81,17 +84,33 @@ def _slots(draft: Draft) -> float:
 def _surge(draft: Draft) -> float:
     """More arrivals than the engine can take at any batch."""
     factor = draft.rng.uniform(1.05, 1.25)
-    step, mid = draft.table["step"], sum(draft.output) / 2
-    context = sum(draft.prompt) / 2 + mid / 2
-    a_request_ms = (
-        step["b_ms"] * sum(draft.prompt) / 2 + (step["c_ms"] + step["d_ms"] * context) * mid
-    )
-    # With `max_seqs` running the engine takes at most this many requests a second.
+    mid = sum(draft.output) / 2
     slots = draft.table["engine"]["max_seqs"]
-    most = slots * 1e3 / (step["a_ms"] * mid + slots * a_request_ms)
+    # With `max_seqs` running, `slots / mid` of them leave each step and as many come in.
+    step_ms = _full_step_ms(draft.table["step"], slots, slots / mid, draft)
+    most = slots * 1e3 / (mid * step_ms)
     draft.table["engine"]["kv_tokens"] *= 2
     _after(draft, rate_per_s=most * factor)
     return factor
+
+
+def _full_step_ms(step: Table, n_decode: int, joining: float, draft: Draft) -> float:
+    """What a step of a full engine costs on average, by the truth of its own form.
+
+    Args:
+        step: the table of the step times.
+        n_decode: how many decode.
+        joining: how many prompts come into a step on average, at their own times.
+        draft: for the lengths.
+    """
+    known = {f.name for f in fields(StepModel)} - {"changes", "effects"}
+    model = StepModel(**{name: value for name, value in step.items() if name in known})
+    prompt, context = sum(draft.prompt) / 2, sum(draft.prompt) / 2 + sum(draft.output) / 4
+    total, chance = 0.0, math.exp(-joining)
+    for n in range(round(joining + 8 * math.sqrt(joining) + 8)):
+        total += chance * model.cost_ms(round(n * prompt), n_decode, round(n_decode * context))
+        chance *= joining / (n + 1)
+    return total
 
 
 def _long_prompts(draft: Draft) -> float:

@@ -20,8 +20,10 @@ runs as (
 ),
 usual as (
     -- How long streams that were told of run; what is open at the end of the data (never told of
-    -- yet) or left out by sampling runs no longer than that, a ghost far longer.
-    select r.epoch_key, quantile_cont(r.to_ns - r.from_ns, 0.99) as p99_ns
+    -- yet) or left out by sampling runs no longer than that, a ghost far longer. Of few streams the
+    -- longest says little.
+    select r.epoch_key, quantile_cont(r.to_ns - r.from_ns, 0.99) as p99_ns,
+           case when count(*) >= 30 then max(r.to_ns - r.from_ns) end as longest_ns
     from runs r join told t using (epoch_key, request_index)
     group by r.epoch_key
 ),
@@ -40,7 +42,7 @@ dead as (
     union all
     select r.epoch_key, r.request_index, null, 'never told of', r.from_ns, r.to_ns
     from runs r join front using (epoch_key) join usual u using (epoch_key)
-    where r.to_ns - r.from_ns > 3 * u.p99_ns
+    where r.to_ns - r.from_ns > least(3 * u.p99_ns, coalesce(1.5 * u.longest_ns, 3 * u.p99_ns))
       and not exists (select 1 from told t
                       where t.epoch_key = r.epoch_key and t.request_index = r.request_index)
 )
