@@ -20,6 +20,7 @@ from tokenlag import cli, options
 from tokenlag.errors import InputError, TokenlagError, UsageError
 from tokenlag.judge.diagnosis import Diagnosis
 from tokenlag.report.console import Progress, terminal_of, write_out
+from tokenlag.store.cache import Cache, KeptInput, input_key
 from tokenlag.window import no_data
 
 from tests.report import diagnoses
@@ -85,7 +86,42 @@ def test_every_option_reaches_the_request(pipeline: FakePipeline, run: Run, tmp_
         "rules_dirs": [Path("mine")],
         "n_workers": 3,
         "memory_limit": "2GB",
+        "cache_folder": None,
     }
+
+
+def test_where_what_is_read_is_kept(
+    pipeline: FakePipeline, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    run(f"{tmp_path}")
+    assert pipeline.request.cache_folder == tmp_path / "cache" / "tokenlag"
+    run(f"{tmp_path} --cache-beside")
+    assert pipeline.request.cache_folder == tmp_path / ".tokenlag-cache"
+    status, _, err = run(f"{tmp_path} --cache-beside --no-cache")
+    assert status == 2
+    assert "exclude each other" in err
+
+
+def test_the_cache_is_listed_and_cleared(run: Run, tmp_path: Path) -> None:
+    made = tmp_path / "rows.parquet"
+    made.write_bytes(b"x" * 10)
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("{}")
+    key = input_key(trace)
+    assert key is not None
+    folder = tmp_path / "cache"
+    status, out, _ = run(f"cache --dir {folder}")
+    assert status == 0
+    assert "0 segments" in out
+    with Cache(folder, "s", 1000) as cache:
+        cache.keep([KeptInput(key, "trace.jsonl", 7, [])], [made], [], 1)
+    status, out, _ = run(f"cache --dir {folder}")
+    assert status == 0
+    assert "1 segments" in out
+    assert str(trace) in out
+    assert run(f"cache --dir {folder} --clear")[1].endswith("1 segments removed\n")
+    assert list(folder.iterdir()) == []
 
 
 def test_options_may_stand_before_the_path(pipeline: FakePipeline, run: Run) -> None:

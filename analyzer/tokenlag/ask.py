@@ -89,7 +89,9 @@ def ask_all(
         problems: list[TokenlagError] = []
         with Store(memory_limit=request.memory_limit or DEFAULT_MEMORY) as store:
             problems += [
-                p for read in read_traces(store, request, work, tell) for p in read.problems
+                p
+                for read in read_traces(store, request, work, tell, now_ns=now_ns, tz=tz)
+                for p in read.problems
             ]
             tell("explain", 0.0)
             prepare(store)

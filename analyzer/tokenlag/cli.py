@@ -151,7 +151,8 @@ def diagnose(
     form: options.Form = OutputFormat.TEXT,
     output: options.Output = None,
     fail_on: options.FailOn = None,
-    no_cache: options.NoCache = False,  # noqa: ARG001  (there is no cache yet to pass by)
+    no_cache: options.NoCache = False,
+    cache_beside: options.CacheBeside = False,
     workers: options.Workers = None,
     memory_limit: options.MemoryLimit = None,
     verbose: options.Verbose = False,
@@ -174,6 +175,7 @@ def diagnose(
         rules_dirs=rules or [],
         n_workers=workers,
         memory_limit=options.checked_memory(memory_limit),
+        cache_folder=options.cache_folder(paths, no_cache=no_cache, beside=cache_beside),
     )
     return _diagnose_and_print(request, form, output, fail_on, options.verbosity(verbose, quiet))
 
@@ -189,6 +191,7 @@ def compare(
     form: options.Form = OutputFormat.TEXT,
     output: options.Output = None,
     fail_on: options.FailOn = None,
+    no_cache: options.NoCache = False,
     workers: options.Workers = None,
     memory_limit: options.MemoryLimit = None,
     verbose: options.Verbose = False,
@@ -215,6 +218,7 @@ def compare(
         rules_dirs=rules or [],
         n_workers=workers,
         memory_limit=options.checked_memory(memory_limit),
+        cache_folder=options.cache_folder([a], no_cache=no_cache, beside=False),
         is_comparison=True,
     )
     return _diagnose_and_print(request, form, output, fail_on, options.verbosity(verbose, quiet))
@@ -372,6 +376,7 @@ def sql(
     until: options.Until = None,
     since_end: options.SinceEnd = None,
     baseline_traces: options.BaselineTraces = None,
+    no_cache: options.NoCache = False,
     workers: options.Workers = None,
     memory_limit: options.MemoryLimit = None,
 ) -> int:
@@ -391,6 +396,7 @@ def sql(
         baseline_traces=baseline_traces or [],
         n_workers=workers,
         memory_limit=options.checked_memory(memory_limit),
+        cache_folder=options.cache_folder([path], no_cache=no_cache, beside=False),
     )
     with Progress() as progress:
         result, problems = ask(
@@ -404,5 +410,5 @@ def sql(
     return 2 if problems else 0
 
 
-for _command in (commands.blame, commands.overhead):
+for _command in (commands.blame, commands.overhead, commands.cache):
     command_app.command()(_command)

@@ -19,6 +19,7 @@ def blame(
     since: options.Since = None,
     until: options.Until = None,
     since_end: options.SinceEnd = None,
+    no_cache: options.NoCache = False,
     workers: options.Workers = None,
     memory_limit: options.MemoryLimit = None,
 ) -> int:
@@ -34,6 +35,7 @@ def blame(
         since_end=since_end,
         n_workers=workers,
         memory_limit=options.checked_memory(memory_limit),
+        cache_folder=options.cache_folder(paths, no_cache=no_cache, beside=False),
     )
     with Progress() as progress:
         results, problems = ask.blame(
@@ -76,4 +78,25 @@ def compare_load_tests(
         write_out(text, is_json=form is options.OutputFormat.JSON)
     else:
         write_file(output, text)
+    return 0
+
+
+def cache(
+    clear: Annotated[bool, typer.Option("--clear", help="Remove it all.")] = False,
+    folder: Annotated[
+        Path | None, typer.Option("--dir", metavar="DIR", help="Another than the usual.")
+    ] = None,
+) -> int:
+    """List what was read from traces and is kept, or remove it."""
+    from tokenlag.report.cached import cache_text
+    from tokenlag.store.cache import Cache
+    from tokenlag.store.cachefolder import default_folder, max_bytes
+
+    kept = Cache(folder or default_folder(), "", max_bytes())
+    if clear:
+        n_gone, n_left = kept.clear()
+        in_use = f", {n_left} in use stay" if n_left else ""
+        write_out(f"{kept.folder}: {n_gone} segments removed{in_use}\n")
+        return 0
+    write_out(cache_text(kept.folder, kept.segments(), kept.max_bytes, now_s=time.time()))
     return 0

@@ -23,9 +23,10 @@ COMMANDS: Final = {
     "sql": "ask those tables yourself",
     "blame": "who held up whom, for how long",
     "overhead": "what the tracer costs on this machine",
+    "cache": "what was read from traces and is kept",
 }
 NOT_YET: Final = (
-    "what-if", "capacity", "collect", "watch", "export", "cache", "mcp",
+    "what-if", "capacity", "collect", "watch", "export", "mcp",
 )  # fmt: skip
 
 
@@ -104,8 +105,11 @@ FailOn = Annotated[
     ),
 ]
 NoCache = Annotated[
+    bool, typer.Option("--no-cache", help="Read the traces anew, and keep nothing of them.")
+]
+CacheBeside = Annotated[
     bool,
-    typer.Option("--no-cache", help="Read the traces anew; this version always does."),
+    typer.Option("--cache-beside", help="Keep what was read in .tokenlag-cache beside the traces."),
 ]
 Workers = Annotated[int | None, typer.Option(metavar="N", min=1, help="Processes that read.")]
 MemoryLimit = Annotated[
@@ -113,6 +117,21 @@ MemoryLimit = Annotated[
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Everything that is known.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="The verdict line only.")]
+
+
+def cache_folder(paths: Sequence[str], *, no_cache: bool, beside: bool) -> Path | None:
+    """Where what is read is kept; None: nowhere.
+
+    Raises:
+        UsageError: both options are given.
+    """
+    from tokenlag.store.cachefolder import beside_traces, default_folder
+
+    if no_cache and beside:
+        raise UsageError("--no-cache and --cache-beside exclude each other")
+    if no_cache:
+        return None
+    return beside_traces(paths[0]) if beside else default_folder()
 
 
 def verbosity(verbose: bool, quiet: bool) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import datetime, tzinfo
 from pathlib import Path
@@ -18,6 +19,7 @@ from tokenlag.window import (
     Window,
     format_offset,
     format_time,
+    needed_time,
     no_data,
     parse_goodput,
     parse_slo,
@@ -54,6 +56,7 @@ class Request:
     rules_dirs: list[Path] = field(default_factory=list)
     n_workers: int | None = None
     memory_limit: str | None = None
+    cache_folder: Path | None = None
     is_comparison: bool = False
 
 
@@ -102,7 +105,7 @@ def diagnose(
         tempfile.TemporaryDirectory(prefix="tokenlag-") as work,
         Store(memory_limit=request.memory_limit or DEFAULT_MEMORY) as store,
     ):
-        read = read_traces(store, request, Path(work), tell)
+        read = read_traces(store, request, Path(work), tell, now_ns=now_ns, tz=tz)
         tell("explain", 0.0)
         prepare(store)
         choice = choose_windows(store, request, now_ns=now_ns, tz=tz)
@@ -182,26 +185,39 @@ def _objectives(request: Request) -> list[Objective]:
     ]
 
 
-def read_traces(store: Store, request: Request, work: Path, tell: Progress) -> list[ReadResult]:
+def read_traces(
+    store: Store, request: Request, work: Path, tell: Progress, *, now_ns: int, tz: tzinfo
+) -> list[ReadResult]:
     """Loads the traces and those of `--baseline-traces` into the store."""
-    from tokenlag.read.load import load_traces
+    from tokenlag.read.kept import rows_schema
+    from tokenlag.read.load import load_traces, vocabulary
+    from tokenlag.store.cache import Cache
+    from tokenlag.store.cachefolder import max_bytes
 
     def share(done: int, total: int) -> None:
         tell("read", done / total if total else 0.0)
 
-    results = [
-        load_traces(
-            store, request.paths, dataset=0, work_dir=work,
-            n_workers=request.n_workers, progress=share,
-        )
-    ]  # fmt: skip
-    if request.baseline_traces:
-        results.append(
-            load_traces(
-                store, request.baseline_traces, dataset=1, work_dir=work,
-                n_workers=request.n_workers, progress=share,
-            )
+    needed_ns = None
+    if request.since_end is None:
+        needed_ns = needed_time(
+            request.since, request.until, request.baseline,
+            has_baseline_traces=bool(request.baseline_traces), now_ns=now_ns, tz=tz,
         )  # fmt: skip
+    with ExitStack() as stack:
+        cache = None
+        if request.cache_folder is not None:
+            schema = rows_schema(vocabulary())
+            cache = stack.enter_context(Cache(request.cache_folder, schema, max_bytes()))
+
+        def load(paths: list[str], dataset: int, needed: tuple[int, int] | None) -> ReadResult:
+            return load_traces(
+                store, paths, dataset=dataset, work_dir=work,
+                n_workers=request.n_workers, progress=share, cache=cache, needed_ns=needed,
+            )  # fmt: skip
+
+        results = [load(request.paths, 0, needed_ns)]
+        if request.baseline_traces:
+            results.append(load(request.baseline_traces, 1, None))
     return results
 
 

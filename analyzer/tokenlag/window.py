@@ -65,6 +65,10 @@ class Window:
     asked_end_ns: int
 
 
+_LEAST_MARGIN_NS: Final = 600 * NS_PER_S
+_END_OF_TIME_NS: Final = 2**63 - 1
+
+
 @dataclass(frozen=True)
 class Objective:
     """A limit on a percentile over requests, in milliseconds."""
@@ -192,6 +196,38 @@ def resolve_baseline(
     if start >= end_ns or end <= data_start_ns:
         raise no_data("baseline", None, data_start_ns, data_end_ns, tz)
     return _clipped(start, end, origin, data_start_ns, end_ns)
+
+
+def needed_time(
+    since: str | None,
+    until: str | None,
+    baseline: str | None,
+    *,
+    has_baseline_traces: bool,
+    now_ns: int,
+    tz: tzinfo,
+) -> tuple[int, int] | None:
+    """The time of which anything is asked, known before the data are; None if all may be.
+
+    It is known where both the window's start and the baseline are given. A margin of a tenth of
+    it, ten minutes at least, is for requests and queues that began before.
+
+    Raises:
+        UsageError: an option cannot be read.
+    """
+    if since is None or (baseline is None and not has_baseline_traces):
+        return None
+    start = _option("--since", since, now_ns, tz)
+    end = None if until is None else _option("--until", until, now_ns, tz)
+    if baseline is not None and "/" in baseline:
+        first, _, second = baseline.partition("/")
+        start = min(start, _option("--baseline", first, now_ns, tz))
+        if end is not None:
+            end = max(end, _option("--baseline", second, now_ns, tz))
+    elif baseline is not None:
+        start -= _baseline_duration_ns(baseline)
+    margin = max(_LEAST_MARGIN_NS, ((now_ns if end is None else end) - start) // 10)
+    return start - margin, _END_OF_TIME_NS if end is None else end + margin
 
 
 def no_data(

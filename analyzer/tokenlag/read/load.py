@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -24,6 +24,7 @@ from tokenlag.read.memberships import Memberships, decode_memberships
 from tokenlag.read.reading import ReadResult, read_spans
 from tokenlag.read.spans import CORE_SCHEMA, RowFiles, span_schema
 from tokenlag.read.vocabulary import RESOURCE_PREFIX, Vocabulary
+from tokenlag.store.cache import Cache
 from tokenlag.store.connection import Store, sql_identifier, sql_literal, sql_string_list
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all; as read_spans calls it
@@ -51,6 +52,8 @@ def load_traces(
     work_dir: Path,
     n_workers: int | None = None,
     progress: Progress | None = None,
+    cache: Cache | None = None,
+    needed_ns: tuple[int, int] | None = None,
 ) -> ReadResult:
     """Read trace files into the store's canonical tables.
 
@@ -63,6 +66,8 @@ def load_traces(
         work_dir: an existing folder for Parquet files; they stay until the caller removes it.
         n_workers: processes that parse; by the machine if None.
         progress: called with the bytes read and the bytes in all.
+        cache: what earlier runs read, and where this one's is kept; open as long as the store.
+        needed_ns: the time of interest; what is known to lie outside need not be loaded.
 
     Returns:
         What was read: files, counts, notes, problems.
@@ -72,7 +77,10 @@ def load_traces(
     """
     out_dir = work_dir / f"spans-{dataset}"
     out_dir.mkdir(parents=True, exist_ok=True)
-    result = read_spans(paths, out_dir, vocabulary(), n_workers=n_workers, progress=progress)
+    result = read_spans(
+        paths, out_dir, vocabulary(), n_workers=n_workers, progress=progress,
+        cache=cache, needed_ns=needed_ns,
+    )  # fmt: skip
     _add_load_tests(result, out_dir)
     notes = result.notes
     store.insert(
@@ -85,7 +93,7 @@ def load_traces(
             "text": [note.text for note in notes],
         },
     )
-    load_spans(store, result.span_files, result.event_files, dataset=dataset)
+    load_spans(store, result.span_files, result.event_files, dataset=dataset, only=result.only)
     found = "select exists (from {0} where dataset = $1)"
     if not any(store.scalar(found.format(table), [dataset]) for table in ("requests", "epochs")):
         raise _no_requests(store, result, paths)
@@ -139,8 +147,9 @@ def load_spans(
     event_files: Sequence[Path],
     *,
     dataset: int = 0,
+    only: Mapping[Path, frozenset[str]] | None = None,
 ) -> None:
-    """Turn Parquet span rows into canonical rows; see `load_traces`."""
+    """Turn Parquet span rows into canonical rows; see `load_traces` and `ReadResult.only`."""
     names = script_names() | {"dataset": dataset}
 
     def run(on: Store, *scripts: str) -> None:
@@ -161,12 +170,17 @@ def load_spans(
             finally:
                 future.result()
 
-        _make_views(store, span_files, event_files)
+        _make_views(store, span_files, event_files, only or {})
         run(store, "staging.sql")
         _set_duplicates_aside(store)
         scripts = _scripts(store)
         both(
-            lambda: run(store, *scripts.pop("genai-client"), "contract_spans.sql"),
+            lambda: run(
+                store,
+                *scripts.pop("genai-client"),
+                *scripts.pop("gateway", ()),
+                "contract_spans.sql",
+            ),
             lambda: run(beside, "contract_steps.sql"),
         )
         contract = scripts.pop("contract")
@@ -185,7 +199,12 @@ def load_spans(
         store.run_script("tokenlag.store", "quality.sql", names)
 
 
-def _make_views(store: Store, span_files: Sequence[Path], event_files: Sequence[Path]) -> None:
+def _make_views(
+    store: Store,
+    span_files: Sequence[Path],
+    event_files: Sequence[Path],
+    only: Mapping[Path, frozenset[str]],
+) -> None:
     columns = [
         f"{_believed(name, name, 'int')} as {name}" if name.endswith("_ns") else name
         for name in map(str, CORE_SCHEMA)
@@ -200,9 +219,14 @@ def _make_views(store: Store, span_files: Sequence[Path], event_files: Sequence[
     ]
     files = sql_string_list(map(str, span_files))
     source = f"read_parquet({files}, file_row_number = true, union_by_name = true)"
+    conditions = [
+        f"(filename <> {sql_literal(str(path))} or source in {sql_string_list(sorted(sources))})"
+        for path, sources in only.items()
+    ]
+    where = f" where {' and '.join(conditions)}" if conditions else ""
     store.execute(
         f"create or replace view staging.raw_spans as "
-        f"select {', '.join(columns)}, filename, file_row_number from {source}"
+        f"select {', '.join(columns)}, filename, file_row_number from {source}{where}"
     )
     if event_files:
         events = f"read_parquet({sql_string_list(map(str, event_files))}, union_by_name = true)"

@@ -11,15 +11,19 @@ from typing import Final
 from tokenlag.errors import InputError
 from tokenlag.read.cutting import tasks
 from tokenlag.read.files import GLOB_HINT, InputFile, find_files
+from tokenlag.read.kept import keep, look_up
 from tokenlag.read.loadtest.run import Run
+from tokenlag.read.messages import Done
 from tokenlag.read.noticed import FileResult, ReadNote, skipped_notes
 from tokenlag.read.pool import InProcess, Processes, Readers
 from tokenlag.read.vocabulary import Vocabulary
+from tokenlag.store.cache import Cache
 
 Progress = Callable[[int, int], None]
 
 IN_PROCESS_BYTES: Final = 20 * 2**20  # below it, starting a process costs more than it saves
 COMPRESSION_GUESS: Final = 12  # bytes of JSON in a byte of .gz or .zst, for the same decision
+CACHED_BYTES: Final = 8 * 2**20  # below it, looking into the cache saves nothing
 MAX_WORKERS: Final = 16
 
 
@@ -35,6 +39,8 @@ class ReadResult:
         n_spans: rows in the span files.
         n_files: files that held spans.
         load_tests: runs of load tests among the files, whose requests are not in span files.
+        only: span file → the sources whose rows count, where that is not all of its rows.
+        n_kept: files that were not read again, for the cache had their rows.
     """
 
     span_files: list[Path] = field(default_factory=list)
@@ -44,6 +50,8 @@ class ReadResult:
     n_spans: int = 0
     n_files: int = 0
     load_tests: list[Run] = field(default_factory=list)
+    only: dict[Path, frozenset[str]] = field(default_factory=dict)
+    n_kept: int = 0
 
 
 def read_spans(
@@ -53,6 +61,8 @@ def read_spans(
     *,
     n_workers: int | None = None,
     progress: Progress | None = None,
+    cache: Cache | None = None,
+    needed_ns: tuple[int, int] | None = None,
 ) -> ReadResult:
     """Reads all traces that the paths mean and writes their spans as Parquet.
 
@@ -62,6 +72,10 @@ def read_spans(
         vocabulary: the attribute keys to keep; nothing else is.
         n_workers: processes; 0 reads in this one; None decides by size and cores.
         progress: is called with the bytes done and the bytes in all, as they lie on disk.
+        cache: what earlier runs read; what is read now is kept there. It has to stay open
+            while the result is used.
+        needed_ns: the time of interest, unix nanoseconds; files of which the cache knows that
+            they hold nothing of it are left out.
 
     Returns:
         The files written, and what was noticed.
@@ -70,22 +84,18 @@ def read_spans(
         InputError: nothing at all could be read.
     """
     found = find_files(paths)
-    n_total = sum(file.n_bytes for file in found.files)
-    results: list[FileResult] = []
-    readers = _readers(found.files, n_workers, out_dir, vocabulary)
-    n_done = 0
-    try:
-        for task, report in readers.run(tasks(found.files, results, out_dir)):
-            task.result.add(report)
-            n_done += task.n_done
-            if progress:
-                progress(min(n_done, n_total), n_total)
-        done = readers.finish()
-        if progress and n_done < n_total:  # what was skipped is done with, too
-            progress(n_total, n_total)
-    finally:
-        readers.close()
-    result = ReadResult(problems=list(found.problems))
+    if sum(map(_estimated_bytes, found.files)) < CACHED_BYTES:
+        cache = None
+    kept = look_up(cache, found.files, needed_ns)
+    results, done = _read_files(kept.missing, out_dir, vocabulary, n_workers, progress)
+    result = ReadResult(
+        problems=list(found.problems),
+        notes=kept.notes(),
+        n_spans=sum(one.n_rows for _, one in kept.inputs),
+        n_files=len(kept.inputs),
+        only=kept.only,
+        n_kept=len(kept.inputs),
+    )
     skipped = list(found.skipped)
     for file_result in results:
         result.n_spans += file_result.report.n_rows
@@ -101,9 +111,42 @@ def read_spans(
     result.notes += skipped_notes(skipped)
     if not result.n_spans and not result.load_tests:
         raise _nothing(paths, result, skipped)
-    result.span_files = [Path(path) for path in done.span_files]
-    result.event_files = [Path(path) for path in done.event_files]
+    span_files = [Path(path) for path in done.span_files]
+    event_files = [Path(path) for path in done.event_files]
+    if cache is not None:
+        try:
+            keep(cache, kept, results, span_files, event_files)
+        except OSError as error:
+            text = f"what was read could not be kept for the next time: {error.strerror or error}"
+            result.notes.append(ReadNote("cache", str(cache.folder), 1, text))
+    result.span_files = kept.span_files + span_files
+    result.event_files = kept.event_files + event_files
     return result
+
+
+def _read_files(
+    files: list[InputFile],
+    out_dir: Path,
+    vocabulary: Vocabulary,
+    n_workers: int | None,
+    progress: Progress | None,
+) -> tuple[list[FileResult], Done]:
+    n_total = sum(file.n_bytes for file in files)
+    results: list[FileResult] = []
+    readers = _readers(files, n_workers, out_dir, vocabulary)
+    n_done = 0
+    try:
+        for task, report in readers.run(tasks(files, results, out_dir)):
+            task.result.add(report)
+            n_done += task.n_done
+            if progress:
+                progress(min(n_done, n_total), n_total)
+        done = readers.finish()
+        if progress and n_done < n_total:  # what was skipped is done with, too
+            progress(n_total, n_total)
+    finally:
+        readers.close()
+    return results, done
 
 
 def _nothing(
