@@ -189,6 +189,9 @@ def without(tmp_path: Path, fixture: Fixture, *drop: str) -> Diagnosis:
 @pytest.mark.parametrize(
     ("recipe", "variant", "drop", "rule", "needs"),
     [
+        ("S01", "fault", "queue", "queueing-not-prefill", "queue"),
+        ("S02", "mixed-8192", "steps", "long-prompt-stalled-streams", "steps"),
+        ("S04", "bust", "cached", "prefix-reuse-lost", "cached_tokens"),
         ("S08", "pauses", "steps", "periodic-pauses", "steps"),
         ("S08", "compile", "steps", "cold-start", "steps"),
         ("S10", "fault", "steps", "graph-ceiling-crossed", "steps"),
@@ -204,6 +207,25 @@ def test_what_was_not_recorded_is_named(
     assert rule not in {f.rule for f in found.findings}
     missing = {n.rule: n.needs for n in found.not_evaluated}
     assert needs in missing[rule]
+
+
+def test_without_events_of_preemption_repeated_positions_tell(tmp_path: Path) -> None:
+    found = without(tmp_path, Fixture("S03", "fault"), "preemptions")
+    assert found.verdict.cause == "kv-preemption-thrash"
+
+
+def test_a_rate_over_prefill_and_decode_is_not_given_for_the_decode_rate(lab: Lab) -> None:
+    found = lab.diagnose(Fixture("S12", "mixed-rate"))
+    expected = load_recipe("S12").variant("mixed-rate").expected
+    assert found.throughput.per_stream_tokens_per_s == pytest.approx(
+        expected["decode_tokens_per_s"], rel=0.01
+    )
+    assert found.latency["prefill"].mean == pytest.approx(expected["prefill_s"] * 1e3, rel=0.01)
+    # 64 tokens over the whole 47.6 s: what a load test would print as tokens per second.
+    mixed = 64e3 / found.latency["e2e"].mean
+    assert mixed == pytest.approx(1.35, abs=0.01)
+    rates = [found.throughput.per_stream_tokens_per_s, found.throughput.output_tokens_per_s]
+    assert mixed not in [pytest.approx(rate, rel=0.05) for rate in rates]
 
 
 def test_a_wait_in_the_client_needs_the_client(tmp_path: Path) -> None:
