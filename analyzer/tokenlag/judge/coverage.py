@@ -12,6 +12,9 @@ SEEN = (
     "cached_tokens", "preemptions", "kv", "admit_bound", "finish_reasons", "tenant", "sessions",
 )  # fmt: skip
 
+# What most services have none of: nobody is blind to it.
+SEEN_IF_THERE = ("gateway",)
+
 
 def coverage(store: Store, n_requests: int, capabilities: set[str], notes: list[str]) -> Coverage:
     """The coverage of the current window; `notes` are lines that reading produced."""
@@ -22,7 +25,7 @@ def coverage(store: Store, n_requests: int, capabilities: set[str], notes: list[
         steps=int(n_steps or 0),
         engines=[str(e) for (e,) in store.fetchall(query("engines_of"))],
         sources={str(d): int(n) for d, n in store.fetchall(query("sources"))},
-        sees=[name for name in SEEN if name in capabilities],
+        sees=[name for name in (*SEEN, *SEEN_IF_THERE) if name in capabilities],
         blind=[name for name in SEEN if name not in capabilities],
         notes=notes + [str(text) for (text,) in found],
     )

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from tokenlag_tracer import conventions as names
 
+from tokenlag.simulate.emit_gateway import gateway_spans, received_s, released_s, upstream_id
 from tokenlag.simulate.emit_steps import StepEmitter, TextSpan
 from tokenlag.simulate.log import EpochLog, Request
 from tokenlag.simulate.otlp_json import AttributeValue, Span, span_text
@@ -70,7 +71,14 @@ class ContractEmitter:
             number = max(request.epoch, 0)
             for span in self._request_spans(request):
                 yield span.end_ns, number, span_text(span)
-            trace_id, _, request_id, _ = request_ids(self._run, request)
+            trace_id, client_id, request_id, _ = request_ids(self._run, request)
+            if (gateway := self._run.variant.gateway) is not None:
+                for span in gateway_spans(
+                    gateway, request, self._time, trace_id=trace_id, request_id=request_id,
+                    parent_id=None if "client" in self._drop else client_id,
+                    heard_s=self._ending(request)[1], model=self._run.variant.model,
+                ):  # fmt: skip
+                    yield span.end_ns, len(self._run.epochs), span_text(span)
             for leg in request.legs:
                 for span in self._engine_spans(leg, trace_id, request_id, self._span_id()):
                     yield span.end_ns, leg.epoch, span_text(span)
@@ -101,18 +109,24 @@ class ContractEmitter:
         tokens_s = self._token_times_s(request, log)
         if error == ERROR_TIMEOUT:
             tokens_s = [token_s for token_s in tokens_s if token_s <= handed_s]
+        gateway = self._run.variant.gateway
+        caller_id = None if "client" in drop else client_id
+        sent_s = request.sent_s
+        if gateway is not None:
+            caller_id, sent_s = upstream_id(request_id), released_s(request)
         if "client" not in drop:
             skew_ns = time.client_skew_ns
+            client_s = request.sent_s if gateway is None else received_s(request)
             yield self._span(
                 trace_id, client_id, None, self._client_name,
-                time.ns(request.sent_s) + skew_ns, time.ns(heard_s) + skew_ns,
+                time.ns(client_s) + skew_ns, time.ns(heard_s) + skew_ns,
                 self._client_attributes(request, tokens_s, error),
                 kind=names.KIND_CLIENT, is_error=is_error,
             )  # fmt: skip
         if "network" not in drop:
             yield self._span(
-                trace_id, self._span_id(), None if "client" in drop else client_id,
-                names.SPAN_NETWORK, time.ns(request.sent_s) + time.client_skew_ns,
+                trace_id, self._span_id(), caller_id,
+                names.SPAN_NETWORK, time.ns(sent_s) + time.client_skew_ns,
                 time.ns(request.arrival_s),
                 {names.DIRECTION: "in", names.CLOCK: "remote" if time.client_skew_ns else "same"},
             )  # fmt: skip
@@ -127,7 +141,7 @@ class ContractEmitter:
             attributes.update(self._engine_attributes(request))
         if "request" not in drop:
             yield self._span(
-                trace_id, request_id, None if "client" in drop else client_id,
+                trace_id, request_id, caller_id,
                 names.SPAN_REQUEST, time.ns(request.arrival_s), time.ns(handed_s), attributes,
                 kind=names.KIND_SERVER, is_error=is_error,
             )  # fmt: skip
@@ -268,7 +282,8 @@ class ContractEmitter:
         gaps_ns = sorted(
             round((after - before) * 1e9) for before, after in itertools.pairwise(got_s)
         )
-        first_chunk_s = round(got_s[0] - request.sent_s, 9) if got_s else None
+        sent_s = request.sent_s if variant.gateway is None else received_s(request)
+        first_chunk_s = round(got_s[0] - sent_s, 9) if got_s else None
         has_list = variant.delivery is not None and variant.delivery.has_chunk_list
         return {
             names.OPERATION_NAME: variant.operation,
@@ -282,7 +297,7 @@ class ContractEmitter:
             names.CLIENT_GAP_P50_NS: _nearest(gaps_ns, 0.5),
             names.CLIENT_GAP_P99_NS: _nearest(gaps_ns, 0.99),
             names.CLIENT_GAP_MAX_NS: _nearest(gaps_ns, 1.0),
-            names.CLIENT_INTENDED_NS: _intended_ns(request),
+            names.CLIENT_INTENDED_NS: _intended_ns(request) if variant.gateway is None else None,
             names.CLIENT_CHUNK_MS: ",".join(f"{(t - request.sent_s) * 1e3:.1f}" for t in got_s)
             if has_list
             else None,

@@ -31,6 +31,7 @@ class Request:
     turn: int = 0
     features: tuple[str, ...] = ()
     intended_s: float | None = None
+    held_s: float = 0.0
     compile_s: float = 0.0
     is_transferred: bool = False
     taken_s: float | None = None

@@ -120,7 +120,7 @@ def write_lines(
     path: Path,
     spans: Iterable[tuple[int, int, str]],
     resources: Sequence[Attributes],
-    scope: Scope,
+    scopes: Sequence[Scope],
 ) -> int:
     """Write spans as they ended, at most 512 a line.
 
@@ -128,18 +128,16 @@ def write_lines(
         path: `.jsonl`, `.jsonl.gz` or `.jsonl.zst`.
         spans: end (unix ns), number of the resource, span as text; in any order.
         resources: their attributes.
-        scope: whose spans they are.
+        scopes: for each of them, whose spans they are.
 
     Returns:
         The number of spans.
     """
     ordered = sorted(spans, key=lambda item: item[0])
-    version = f',"version":{json.dumps(scope.version)}' if scope.version else ""
-    scope_text = f'"scope":{{"name":{json.dumps(scope.name)}{version}}}'
     heads = [
         f'{{"resource":{{"attributes":[{attributes_text(resource)}]}},'
-        f'"scopeSpans":[{{{scope_text},"spans":['
-        for resource in resources
+        f'"scopeSpans":[{{{_scope_text(scope)},"spans":['
+        for resource, scope in zip(resources, scopes, strict=True)
     ]
     with open_for_writing(path) as out:
         for at in range(0, len(ordered), SPANS_PER_LINE):
@@ -151,3 +149,8 @@ def write_lines(
                     parts.append(f"{head}{','.join(texts)}]}}]}}")
             out.write(f'{{"resourceSpans":[{",".join(parts)}]}}\n'.encode())
     return len(ordered)
+
+
+def _scope_text(scope: Scope) -> str:
+    version = f',"version":{json.dumps(scope.version)}' if scope.version else ""
+    return f'"scope":{{"name":{json.dumps(scope.name)}{version}}}'

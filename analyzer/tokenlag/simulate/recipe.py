@@ -14,6 +14,7 @@ from tokenlag.simulate.config import EngineConfig, StepChange, StepModel
 from tokenlag.simulate.delivery import DeliveryConfig
 from tokenlag.simulate.fleet import FleetConfig
 from tokenlag.simulate.frontend import FrontendConfig
+from tokenlag.simulate.gateway import GatewayConfig
 from tokenlag.simulate.handoff import HandoffConfig
 from tokenlag.simulate.speculation import SpeculationConfig
 from tokenlag.simulate.steptime import check_effects
@@ -83,6 +84,7 @@ class Variant:
     delivery: DeliveryConfig | None
     speculation: SpeculationConfig | None
     handoff: HandoffConfig | None
+    gateway: GatewayConfig | None
     resource: Mapping[str, Any]
     model: str
     operation: str
@@ -179,6 +181,7 @@ class Recipe:
             delivery=_optional(DeliveryConfig, table, "delivery", place),
             speculation=_optional(SpeculationConfig, table, "speculation", place),
             handoff=_optional(HandoffConfig, table, "handoff", place),
+            gateway=_optional(GatewayConfig, table, "gateway", place),
             resource=table.get("resource", {}),
             model=str(table.get("model", "sim-8b")),
             operation=str(table.get("operation", "chat")),

@@ -96,7 +96,7 @@ def write_traces(
     if form == "vllm":
         spans = list(emit_vllm.spans(run, timeline))
         resources = [emit_vllm.resource_of(run, log) for log in run.epochs]
-        scope = emit_vllm.SCOPE
+        scopes = [emit_vllm.SCOPE] * len(resources)
     else:
         emitter = ContractEmitter(
             run,
@@ -109,8 +109,11 @@ def write_traces(
         spans = list(emitter.spans())
         has_replica = "replica" not in dropped
         resources = [resource_of(run, log, has_replica=has_replica) for log in run.epochs]
-        scope = Scope()
+        scopes = [Scope()] * len(resources)
+        if run.variant.gateway is not None:
+            resources.append(run.variant.gateway.resource)
+            scopes.append(run.variant.gateway.scope)
     if damage.duplicate_frac:
         chance = random.Random(f"duplicates {run.seed}")
         spans += [span for span in spans if chance.random() < damage.duplicate_frac]
-    return write_lines(Path(path), spans, resources, scope)
+    return write_lines(Path(path), spans, resources, scopes)

@@ -32,6 +32,8 @@ class Edge:
         delivery_ms: token ready to bytes accepted by the socket.
         network_in_ms: more time from send to receipt, as it changes: `[[time, ms], …]`.
         client_skew_ms: how far the client's clock is ahead.
+        gateway_ms: how long a gateway holds a request, as it changes: `[[time, ms], …]`.
+        gateway_us_per_token: and for each prompt token.
     """
 
     network_ms: float = 1.0
@@ -41,6 +43,8 @@ class Edge:
     delivery_ms: float = 0.1
     network_in_ms: tuple[tuple[float, float], ...] = ()
     client_skew_ms: float = 0.0
+    gateway_ms: tuple[tuple[float, float], ...] = ()
+    gateway_us_per_token: float = 0.0
 
 
 class Workload:
@@ -176,9 +180,11 @@ class Workload:
 
     def _planned(self, name: str, table: Mapping[str, Any]) -> Iterable[Request]:
         """Sends at planned times, of a client with no more than `clients` open at once."""
-        times = list(table["times_s"])
+        times = list(table.get("times_s", ()))
         if "every_s" in table:
             times = [times[0] + k * table["every_s"] for k in range(int(table["n_times"]))]
+        if "rate_per_s" in table:
+            times = list(self._poisson_times(table))
         self._planned_s[name] = deque(float(time_s) for time_s in times)
         n_first = min(int(table["clients"]), len(times))
         return [self._send_planned(name, 0.0) for _ in range(n_first)]
@@ -259,7 +265,10 @@ class Workload:
             network_s *= 1 + edge.network_spread * self._edge_random.uniform(-1, 1)
         if edge.network_in_ms:
             network_s += _interpolate([list(p) for p in edge.network_in_ms], sent_s) / 1e3
-        arrival_s = sent_s + network_s
+        held_s = edge.gateway_us_per_token * n_prompt / 1e6
+        if edge.gateway_ms:
+            held_s += _interpolate([list(p) for p in edge.gateway_ms], sent_s) / 1e3
+        arrival_s = sent_s + held_s + network_s
         frontend_s = edge.frontend_ms / 1e3 + edge.frontend_us_per_token * n_prompt / 1e6
         cached = n_cached or int(table.get("cached", 0))
         request = Request(
@@ -272,6 +281,7 @@ class Workload:
             n_cached=min(cached, n_prompt - 1),
             n_max_output=int(table.get("max_output", n_output)),
             source=name,
+            held_s=held_s,
             tenant=table.get("tenant"),
             conversation_id=conversation_id,
             prefix_id=table.get("prefix"),

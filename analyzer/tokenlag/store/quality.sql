@@ -1,6 +1,10 @@
 -- What the canonical tables say about themselves, for one dataset. Facts that only the
 -- staged spans show (negative network times, say) come from read/dialects/finish.sql.
 
+-- Told of by clients, load tests and gateways alone: nobody who could know phases.
+create or replace temp macro is_client_only(dialects) as regexp_full_match(
+    dialects, '((genai-client|load-test|litellm|production-stack|llm-d|llm-d-sidecar|dynamo)(,|$))+');
+
 -- --- step records -------------------------------------------------------------------------
 
 create or replace temp table q_steps as
@@ -81,13 +85,13 @@ facts as (
         printf('%d of %d requests were aborted or failed', count(*) filter (is_aborted), count(*))
     from seen
     union all
-    select 'client_only', count(*) filter (dialects in ('genai-client', 'load-test')), count(*),
-        printf('%d of %d requests are known from the client alone', count(*) filter (dialects in ('genai-client', 'load-test')), count(*))
+    select 'client_only', count(*) filter (is_client_only(dialects)), count(*),
+        printf('%d of %d requests are known from the client alone', count(*) filter (is_client_only(dialects)), count(*))
     from seen
     union all
-    select 'no_phases', count(*) filter (not has_engine_phase and dialects not in ('genai-client', 'load-test')), count(*),
+    select 'no_phases', count(*) filter (not has_engine_phase and not is_client_only(dialects)), count(*),
         printf('%d of %d requests have no queue, prefill or decode', count(*) filter (
-            not has_engine_phase and dialects not in ('genai-client', 'load-test')), count(*))
+            not has_engine_phase and not is_client_only(dialects)), count(*))
     from seen
 )
 select ${dataset}, kind, null, n, n / n_all, text from facts where n > 0;
@@ -99,7 +103,7 @@ select ${dataset}, 'uncovered', null, count(*) filter (share > 0), avg(share),
 from (
     select coalesce(q.uncovered_ns, 0) / q.total_ns as share
     from q_phases q join requests r using (request_key)
-    where q.total_ns > 0 and r.dialects not in ('genai-client', 'load-test')
+    where q.total_ns > 0 and not is_client_only(r.dialects)
 )
 -- What would print as 0.0 % on both counts is nothing to say.
 having avg(share) >= 0.0005 or quantile_cont(share, 0.99) >= 0.0005;

@@ -89,6 +89,17 @@ create table requests (
     weight           double not null   -- how many requests this row stands for (sampling)
 );
 
+-- A request on its way through a gateway or router in front of the server; one row each.
+create table hops (
+    request_key     integer not null, -- whose
+    gateway         varchar not null, -- 'litellm' 'production-stack' 'llm-d' 'llm-d-sidecar' 'dynamo'
+    instance        varchar, -- which of several: service.instance.id, else the host, else the service
+    start_ns        bigint not null, -- it received the request
+    upstream_ns     bigint, -- it sent it on, by the same clock; NULL: it did not, or did not tell
+    upstream_end_ns bigint, -- its call was answered; NULL where it did not tell
+    end_ns          bigint -- it was done with the request
+);
+
 -- A request on an engine. Several for n > 1, a prefill/decode split, a retry, a migration.
 create table sequences (
     seq_key       integer primary key, -- joins chunks, memberships, phases, preemptions

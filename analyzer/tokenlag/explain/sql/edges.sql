@@ -14,6 +14,11 @@ with told as (
     from phases
     group by request_key
 ),
+-- What gateways held it, by their own clocks: neither the network's nor the way back's.
+held as (
+    select request_key, sum(upstream_ns - start_ns) / 1e6 as hold_ms
+    from hops where upstream_ns is not null group by request_key
+),
 raw as (
     select f.request_key, f.window_name, r.dataset, r.n_prompt,
            case when r.client_first_ns >= r.sent_ns then (r.client_first_ns - r.sent_ns) / 1e6 end as client_ttft_ms,
@@ -23,18 +28,19 @@ raw as (
            r.engine_ns is not null or r.first_token_ns is not null as has_server,
            coalesce((r.arrival_ns - r.sent_ns) / 1e6, t.network_in_ms) as way_in_ms,
            coalesce(t.clock = 'same', false) as is_same_clock,
-           r.client_gap_p50_ms,
+           r.client_gap_p50_ms, coalesce(h.hold_ms, 0) as hold_ms,
            t.frontend_ms, t.is_frontend_derived,
            -- A server of one span has no stamp of its own for the engine.
            case when r.engine_ns > r.arrival_ns then (r.engine_ns - r.arrival_ns) / 1e6 end as handed_ms
     from request_facts f
     join requests r using (request_key)
     left join told t using (request_key)
+    left join held h using (request_key)
 ),
 late as (
-    select *,
-           case when has_server then client_ttft_ms - ttft_ms end as late_first_ms,
-           case when has_server then client_e2e_ms - e2e_ms end as late_end_ms,
+    select * replace (case when has_server or hold_ms = 0 then way_in_ms - hold_ms end as way_in_ms),
+           case when has_server then client_ttft_ms - ttft_ms - hold_ms end as late_first_ms,
+           case when has_server then client_e2e_ms - e2e_ms - hold_ms end as late_end_ms,
            coalesce(frontend_ms, handed_ms) as front_ms,
            case when frontend_ms is not null then if(is_frontend_derived, 'derived', 'measured')
                 when handed_ms is not null then 'between stamps' end as front_basis

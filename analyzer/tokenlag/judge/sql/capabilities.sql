@@ -14,6 +14,8 @@ select
     exists (select 1 from request_facts where window_name = 'current' and frontend_ms is not null) as frontend,
     exists (select 1 from requests r join request_facts f using (request_key)
             where f.window_name = 'current' and r.client_end_ns is not null) as client,
+    exists (select 1 from hops h join request_facts f using (request_key)
+            where f.window_name = 'current' and h.upstream_ns is not null) as gateway,
     exists (select 1 from requests r join request_facts f using (request_key)
             where f.window_name = 'current' and r.finish_reason is not null) as finish_reasons,
     -- Engines that ran and were given nothing count, for they could have taken more; those that prefill for others could not.

@@ -70,6 +70,26 @@ DIALECTS: Final[tuple[Dialect, ...]] = (
             "cached_tokens_underscore": ("gen_ai.usage.cache_read_input_tokens", "int"),
         },
     ),
+    # After the clients', whose spans may be a gateway's own calls.
+    Dialect(
+        "gateway",
+        9,
+        ("gateway.sql",),
+        keys={
+            "prompt_tokens": ("gen_ai.usage.prompt_tokens", "int"),
+            "completion_tokens": ("gen_ai.usage.completion_tokens", "int"),
+            "response_model": ("gen_ai.response.model", "str"),
+            "response_id": ("gen_ai.response.id", "str"),
+            "router_request_id": ("vllm.request_id", "str"),
+            "router_model": ("vllm.model", "str"),
+            "x_request_id": ("x_request_id", "str"),
+            "plain_model": ("model", "str"),
+            "plain_input_tokens": ("input_tokens", "int"),
+            "plain_output_tokens": ("output_tokens", "int"),
+        },
+        span_names="^(Received Proxy Server Request$|router /|gateway\\.request$|forward_request$"
+        "|llm_d\\.pd_proxy\\.request$|http-request$)",
+    ),
     Dialect("contract", 1, ("contract.sql",)),
     Dialect(
         "vllm",

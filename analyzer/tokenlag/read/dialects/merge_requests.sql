@@ -34,3 +34,7 @@ from (
     from m_requests
 ) m
 join m_request_keys k using (gid);
+
+insert into hops by name
+select k.request_key, h.gateway, h.instance, h.start_ns, h.upstream_ns, h.upstream_end_ns, h.end_ns
+from st_hops h join m_groups g on g.rid = h.top join m_request_keys k on k.gid = g.gid;

@@ -66,4 +66,10 @@ create table staging.st_decodes (
 -- Requests of a load test's result file and the server's requests that they became.
 create table staging.st_pairs (rid ubigint, server_rid ubigint);
 
+-- A request at a gateway: received, sent on, answered upstream, done. `top` is its staged request.
+create table staging.st_hops (
+    rid ubigint, top ubigint, gateway varchar, instance varchar,
+    start_ns bigint, upstream_ns bigint, upstream_end_ns bigint, end_ns bigint
+);
+
 create table staging.st_notes (kind varchar, place varchar, n bigint, text varchar);
