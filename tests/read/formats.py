@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -201,12 +202,13 @@ def json_text_frame(spans: Sequence[Json], resource: Json) -> pl.DataFrame:
 
 def write_native(path: Path, spans: Sequence[Json], resource: Json, vocabulary: Vocabulary) -> None:
     """Native rows, by way of OTLP JSON."""
-    source = path.with_suffix(".jsonl")
-    source.write_text(json.dumps(export(spans, resource=resource)))
-    found = read(source, path.parent / "native", vocabulary)
-    source.unlink()
-    frames = [pl.read_parquet(file) for file in found.span_files]
-    pl.concat(frames, how="diagonal").write_parquet(path)
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "a.jsonl"
+        source.write_text(json.dumps(export(spans, resource=resource)))
+        found = read(source, Path(folder) / "native", vocabulary)
+        frames = [pl.read_parquet(file) for file in found.span_files]
+    frame = pl.concat(frames, how="diagonal")
+    frame.with_columns(source=pl.lit("a.jsonl")).write_parquet(path)
 
 
 WRITERS: dict[str, Writer] = {

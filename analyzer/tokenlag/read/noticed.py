@@ -142,7 +142,7 @@ class FileResult:
             yield ReadNote("untimed_spans", name, n, text)
         if seen.n_repaired_utf8:
             n = seen.n_repaired_utf8
-            text = f"{name}: {n} lines were not UTF-8; their bad bytes were replaced"
+            text = f"{name}: {n} pieces were not UTF-8; their bad bytes were replaced"
             yield ReadNote("repaired_text", name, n, text)
         if losses.unconvertible:
             n = sum(losses.unconvertible.values())

@@ -24,6 +24,7 @@ from tokenlag.read.sources.proto_signal import EMPTY, TRACES, signal_of, unwrapp
 from tokenlag.read.sources.proto_values import any_value
 from tokenlag.read.sources.proto_wire import UnusualError
 from tokenlag.read.sources.sink import Sink
+from tokenlag.read.stream import ZSTD_PIECE_BYTES
 
 
 def open_source(sink: Sink) -> OtlpProtoReader:
@@ -91,6 +92,7 @@ class OtlpProtoReader:
             return False
         report.seen.n_exports += len(messages)
         report.seen.n_spans += n_spans
+        report.seen.n_repaired_utf8 += block.buffer.is_repaired
         return True
 
     def _read_one(self, body: bytes, job: Job, at: int, report: Report) -> None:
@@ -144,11 +146,18 @@ def _expanded(body: bytes) -> bytes | str:
     """A message that was compressed by itself, or why it cannot be had."""
     import zstandard
 
+    parts, n_bytes = [], 0
+    frame = zstandard.ZstdDecompressor().decompressobj()
     try:
-        with zstandard.ZstdDecompressor().stream_reader(body) as stream:
-            expanded = stream.read(MAX_MESSAGE_BYTES + 1)
+        for at in range(0, len(body), ZSTD_PIECE_BYTES):
+            part = frame.decompress(body[at : at + ZSTD_PIECE_BYTES])
+            n_bytes += len(part)
+            if n_bytes > MAX_MESSAGE_BYTES:
+                limit = f"{MAX_MESSAGE_BYTES >> 20} MB"
+                return f"a message of more than {limit} when decompressed"
+            parts.append(part)
+            if frame.eof:
+                return b"".join(parts)
     except zstandard.ZstdError as error:
         return f"a message whose compression is damaged ({error})"
-    if len(expanded) > MAX_MESSAGE_BYTES:
-        return f"a message of more than {MAX_MESSAGE_BYTES >> 20} MB when decompressed"
-    return expanded
+    return "a message whose compression is damaged (it is cut off)"

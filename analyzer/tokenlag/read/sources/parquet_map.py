@@ -226,7 +226,10 @@ def _from_json(
             if len(known) < 65_536:
                 known[text] = values
         for key, value in values.items():
-            lists.setdefault(key, [None] * n_rows)[row] = value
+            column = lists.get(key)
+            if column is None:
+                column = lists[key] = [None] * n_rows
+            column[row] = value
     return {
         key: pl.Series(key, lists[key], dtype=dtype(declared[key]))
         for key in declared

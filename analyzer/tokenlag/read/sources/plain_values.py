@@ -32,15 +32,16 @@ _HEX: Final = re.compile(r"[0-9a-fA-F]+")
 
 def plain_value(value: Any) -> AnyValue:
     """Returns a JSON value; maps are never read, and come back empty."""
-    if isinstance(value, str):
+    kind = type(value)
+    if kind is str:
         return AnyValue(string_value=value)
-    if isinstance(value, bool):
-        return AnyValue(bool_value=value)
-    if isinstance(value, int):
+    if kind is int:
         return AnyValue(int_value=value)
-    if isinstance(value, float):
+    if kind is float:
         return AnyValue(double_value=value)
-    if isinstance(value, list):
+    if kind is bool:
+        return AnyValue(bool_value=value)
+    if kind is list:
         items = [EMPTY_VALUE if isinstance(item, list) else plain_value(item) for item in value]
         return AnyValue(array_value=ArrayValue(items))
     return AnyValue()

@@ -20,7 +20,7 @@ from tokenlag.read.sources.otlp_series import SPAN_ID_BYTES, TRACE_ID_BYTES
 from tokenlag.read.sources.otlp_values import CONVERTERS, is_empty
 from tokenlag.read.sources.proto_values import any_value
 from tokenlag.read.sources.proto_wire import Buffer, Int64s, KeyTable, Part, UnusualError, gather
-from tokenlag.read.spans import CORE_SCHEMA, EVENT_SCHEMA, dtype
+from tokenlag.read.spans import dtype
 from tokenlag.read.vocabulary import RESOURCE_PREFIX, Vocabulary
 
 # Tags: field number and wire type.
@@ -247,20 +247,20 @@ def _ids(name: str, buffer: Buffer, part: Part, n_rows: int, n_bytes: int) -> pl
     is_set = (length > 0) & np.any([word != 0 for word in words], axis=0)
     digits = _HEX[np.stack(words, axis=1)[is_set].view(np.uint8)].tobytes()
     begin = np.arange(int(is_set.sum())) * (2 * n_bytes)
-    return _spread(_cut(name, digits, begin, begin + 2 * n_bytes), part.owner[is_set], n_rows)
+    return _spread(
+        _cut(name, digits, begin, begin + 2 * n_bytes, buffer), part.owner[is_set], n_rows
+    )
 
 
-def _cut(name: str, data: bytes, begin: Int64s, end: Int64s) -> pl.Series:
-    """Strings out of one piece of bytes.
-
-    Raises:
-        UnusualError: some are not UTF-8.
-    """
+def _cut(name: str, data: bytes, begin: Int64s, end: Int64s, buffer: Buffer) -> pl.Series:
+    """Strings out of one piece of bytes."""
     pieces = [data[at:to] for at, to in zip(begin.tolist(), end.tolist(), strict=True)]
     try:
         return pl.Series(name, pieces, dtype=pl.Binary).cast(pl.String)
     except pl.exceptions.PolarsError:
-        raise UnusualError("text that is not UTF-8") from None
+        buffer.is_repaired = True
+        repaired = [piece.decode("utf-8", "replace") for piece in pieces]
+        return pl.Series(name, repaired, dtype=pl.String)
 
 
 def _spread(column: pl.Series, owner: Int64s, n_rows: int) -> pl.Series:
@@ -290,12 +290,8 @@ def _where_met(column: pl.Series, owner: Int64s, none: pl.Series) -> pl.Series:
 
 
 def texts(name: str, buffer: Buffer, part: Part, n_rows: int) -> pl.Series:
-    """Returns a column of strings.
-
-    Raises:
-        UnusualError: some are not UTF-8.
-    """
-    return _spread(_cut(name, buffer.data, part.begin, part.end), part.owner, n_rows)
+    """Returns a column of strings."""
+    return _spread(_cut(name, buffer.data, part.begin, part.end, buffer), part.owner, n_rows)
 
 
 def _codes(name: str, buffer: Buffer, part: Part, n_rows: int, most: int) -> pl.Series:
@@ -424,6 +420,3 @@ def _lists(buffer: Buffer, part: Part, n_rows: int, key: str, kind: str) -> pl.S
     lists = rows.join(told, on="row", how="left").select("row", pl.col("v").fill_null(empty))
     every_row = pl.DataFrame({"row": np.arange(n_rows)})
     return every_row.join(lists, on="row", how="left", maintain_order="left")["v"].alias(key)
-
-
-__all__ = ["CORE_SCHEMA", "EVENT_SCHEMA", "Block", "ProtoColumns"]

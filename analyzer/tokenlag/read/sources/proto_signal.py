@@ -18,7 +18,9 @@ from tokenlag.read.sources.proto_frames import (
 TRACES: Final = "traces"
 EMPTY: Final = "empty"
 _RECORDS_TAG: Final = 0x12  # spans, log_records and metrics of a scope
-_TRACE_ID_BYTES: Final = 16
+_FIRST_TAG, _SECOND_TAG = 0x0A, 0x12  # ids of a span; name and description of a metric
+TRACE_ID_BYTES: Final = 16
+SPAN_ID_BYTES: Final = 8
 _MAX_RECORDS: Final = 20
 
 # Tags that only one signal's records have.
@@ -63,17 +65,19 @@ def signal_of(data: bytes) -> str:
 
 
 def _of_record(data: bytes, begin: int, end: int) -> str | None:
-    """What a record's fields say. A gauge looks like a span that has an odd id, and a name."""
-    first_id: int | None = None
+    """What a record's fields say. A gauge looks like a span with odd ids, and a name."""
+    lengths = {_FIRST_TAG: 0, _SECOND_TAG: 0}
     for tag, at, value_end in fields(data, begin, end):
         found = _TELLING.get(tag)
         if found is not None:
             return found
-        if tag == RESOURCE_TAG:
-            first_id = value_end - at
-    if first_id is None or first_id == _TRACE_ID_BYTES:
-        return None
-    return "metrics"
+        if tag in lengths:
+            lengths[tag] = value_end - at
+    are_ids = lengths[_FIRST_TAG] in (0, TRACE_ID_BYTES) and lengths[_SECOND_TAG] in (
+        0,
+        SPAN_ID_BYTES,
+    )
+    return None if are_ids else "metrics"
 
 
 def unwrapped(data: bytes) -> bytes:

@@ -47,6 +47,7 @@ class Buffer:
     def __init__(self, data: bytes) -> None:
         self.data = data + bytes(PADDING)
         self.n_bytes = len(data)
+        self.is_repaired = False  # some text was not UTF-8
         self.bytes = np.frombuffer(self.data, np.uint8)
         self._words: Uint64s = np.ndarray(
             (len(self.data) - 7,), np.dtype("<u8"), self.data, strides=(1,)
