@@ -160,20 +160,19 @@ def blame_queue(
     if n and len(chunks.handle):
         tokens = prompt_lengths(chunks)
         floor = LONGER_THAN_VICTIM * max(float(np.min(waits.n_tokens)), 1.0)
-        for culprit in sorted(
-            (h for h, t in tokens.items() if t >= floor), key=lambda h: -tokens[h]
-        ):
-            ms = _behind(
-                culprit, float(tokens[culprit]), steps, chunks, share, held, may_charge, waits
-            )
-            hit = ms > 0
-            if not hit.any():
+        pieces = _Pieces(steps, chunks, share, held, may_charge)
+        line = _Line(waits)
+        long_ones = np.array([h for h, t in tokens.items() if t >= floor], dtype=np.int64)
+        near = long_ones[line.has_any(*pieces.extent(long_ones))]
+        for culprit in sorted(near.tolist(), key=lambda h: -tokens[h]):
+            hit, ms = line.behind(pieces.of(culprit), float(tokens[culprit]))
+            if not len(hit):
                 continue
-            behind += ms
-            better = ms > best
-            who[better], best[better] = culprit, ms[better]
+            behind[hit] += ms
+            better = hit[ms > best[hit]]
+            who[better], best[better] = culprit, ms[ms > best[hit]]
             rows.append((
-                culprit, float(ms.sum()), int(hit.sum()), float(ms.max()),
+                culprit, float(ms.sum()), len(hit), float(ms.max()),
                 float(np.median(waits.n_tokens[hit])),
             ))  # fmt: skip
     return QueueBlame(
@@ -200,34 +199,78 @@ def prompt_lengths(chunks: Chunks) -> dict[int, int]:
     return {int(h): int(t) for h, t in zip(handles, until - since, strict=True)}
 
 
-def _behind(
-    culprit: int,
-    n_tokens: float,
-    steps: Steps,
-    chunks: Chunks,
-    share: Floats,
-    held: Floats,
-    may_charge: npt.NDArray[np.bool_],
-    waits: Waits,
-) -> Floats:
-    """Milliseconds of each wait that one prompt's chunks took."""
-    own = np.flatnonzero((chunks.handle == culprit) & may_charge[chunks.position])
-    out = np.zeros(len(waits.handle))
-    shorter = waits.n_tokens * LONGER_THAN_VICTIM <= n_tokens
-    if len(own) == 0 or not shorter.any():
-        return out
-    at = chunks.position[own]
-    end = steps.end_ns[at].astype(np.float64)
-    begin = end - steps.cadence_ms[at] * 1e6
-    part = np.minimum(held[at] * share[own] / np.maximum(steps.cadence_ms[at], 1e-9), 1.0)
-    order = np.argsort(begin)
-    begin, end, part = begin[order], end[order], part[order]
-    # Charged time up to an instant, as a piecewise linear function of it.
-    knots = np.column_stack([begin, end]).ravel()
-    amounts = np.column_stack([np.zeros(len(part)), (end - begin) * part]).ravel().cumsum() / 1e6
-    where = np.flatnonzero(shorter & (waits.to_ns > begin[0]) & (waits.from_ns < end.max()))
-    charged = np.interp(waits.to_ns[where], knots, amounts) - np.interp(
-        waits.from_ns[where], knots, amounts
-    )
-    out[where] = np.where(charged > 1e-6, charged, 0.0)
-    return out
+class _Pieces:
+    """When each prompt's chunks ran, and which part of their steps they took."""
+
+    def __init__(
+        self,
+        steps: Steps,
+        chunks: Chunks,
+        share: Floats,
+        held: Floats,
+        may_charge: npt.NDArray[np.bool_],
+    ) -> None:
+        own = np.flatnonzero(may_charge[chunks.position])
+        at = chunks.position[own]
+        end = steps.end_ns[at].astype(np.float64)
+        begin = end - steps.cadence_ms[at] * 1e6
+        part = np.minimum(held[at] * share[own] / np.maximum(steps.cadence_ms[at], 1e-9), 1.0)
+        order = np.lexsort((begin, chunks.handle[own]))
+        self._handle = chunks.handle[own][order]
+        self._begin, self._end, self._part = begin[order], end[order], part[order]
+
+    def extent(self, handles: Ints) -> tuple[Floats, Floats]:
+        """Begin of the first and end of the last of these prompts' steps; NaN without any."""
+        first, last = (self._handle.searchsorted(handles, side=s) for s in ("left", "right"))
+        has_any = last > first
+        begin = np.full(len(handles), np.nan)
+        end = np.full(len(handles), np.nan)
+        begin[has_any] = self._begin[first[has_any]]
+        end[has_any] = self._end[last[has_any] - 1]
+        return begin, end
+
+    def of(self, handle: int) -> tuple[Floats, Floats, Floats]:
+        """Begins, ends (unix ns) and parts of the steps with this prompt's chunks, in order."""
+        first, last = self._handle.searchsorted((handle, handle + 1))
+        some = slice(first, last)
+        return self._begin[some], self._end[some], self._part[some]
+
+
+class _Line:
+    """Waits by when they began, so that those near a prompt are found without a look at all."""
+
+    def __init__(self, waits: Waits) -> None:
+        self._order = np.argsort(waits.from_ns, kind="stable")
+        # As floats: a search for a float in an array of integers would convert all of it.
+        self._from = waits.from_ns[self._order].astype(np.float64)
+        self._to = waits.to_ns[self._order].astype(np.float64)
+        self._n_tokens = waits.n_tokens[self._order]
+        # No wait before this position lasts beyond that moment.
+        self._reach = np.maximum.accumulate(self._to)
+
+    def has_any(self, begin: Floats, end: Floats) -> npt.NDArray[np.bool_]:
+        """Whether some wait may meet each of these stretches of time; NaN: none does."""
+        first = self._reach.searchsorted(begin, side="right")
+        return np.asarray(first < self._from.searchsorted(end, side="left")) & ~np.isnan(begin)
+
+    def behind(self, pieces: tuple[Floats, Floats, Floats], n_tokens: float) -> tuple[Ints, Floats]:
+        """Which waits a prompt of `n_tokens` had a part in, and how many milliseconds of each."""
+        begin, end, part = pieces
+        if not len(begin):
+            return np.zeros(0, dtype=np.int64), np.zeros(0)
+        first = int(self._reach.searchsorted(begin[0], side="right"))
+        last = int(self._from.searchsorted(end.max(), side="left"))
+        near = slice(first, max(first, last))
+        where = first + np.flatnonzero(
+            (self._n_tokens[near] * LONGER_THAN_VICTIM <= n_tokens) & (self._to[near] > begin[0])
+        )
+        # Charged time up to an instant, as a piecewise linear function of it.
+        knots = np.column_stack([begin, end]).ravel()
+        amounts = (
+            np.column_stack([np.zeros(len(part)), (end - begin) * part]).ravel().cumsum() / 1e6
+        )
+        charged = np.interp(self._to[where], knots, amounts) - np.interp(
+            self._from[where], knots, amounts
+        )
+        is_hit = charged > 1e-6
+        return self._order[where[is_hit]], charged[is_hit]

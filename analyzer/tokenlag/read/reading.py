@@ -131,6 +131,8 @@ def _read_files(
     n_workers: int | None,
     progress: Progress | None,
 ) -> tuple[list[FileResult], Done]:
+    if not files:  # readers are dear to start
+        return [], Done([], [])
     n_total = sum(file.n_bytes for file in files)
     results: list[FileResult] = []
     readers = _readers(files, n_workers, out_dir, vocabulary)
