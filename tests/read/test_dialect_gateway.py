@@ -151,8 +151,8 @@ def test_dynamo(load: Load) -> None:
         span("handle_payload", 12, 880, id_="3" * 16, parent="1" * 16, scope="d"),
         llm_request("3" * 16, 14, 870),
     ])  # fmt: skip
-    assert hops(store) == [("dynamo", None, 0, 12, 880, 900)]
-    assert store.fetchall("select dialects from requests") == [("vllm,dynamo",)]
+    assert hops(store) == [("dynamo-frontend", None, 0, 12, 880, 900)]
+    assert store.fetchall("select dialects from requests") == [("vllm,dynamo-frontend",)]
 
 
 def test_dynamo_with_the_routing_alone(load: Load) -> None:
@@ -160,7 +160,7 @@ def test_dynamo_with_the_routing_alone(load: Load) -> None:
         span("http-request", 0, 900, id_="1" * 16, kind=SERVER, scope="d"),
         span("router.route_request", 5, 9, id_="2" * 16, parent="1" * 16, scope="d"),
     ])  # fmt: skip
-    assert hops(store) == [("dynamo", None, 0, 9, None, 900)]
+    assert hops(store) == [("dynamo-frontend", None, 0, 9, None, 900)]
 
 
 def test_what_was_never_sent_on(load: Load) -> None:

@@ -92,8 +92,16 @@ def damaged(damage: Damage, out: Path) -> None:
             file.write(json.dumps(export) + "\n")
 
 
+# Columns that came later; what they mean is tested where they are read.
+NEW_COLUMNS = {"requests": ["n_client_chunks"]}
+
+
 def digest(store: Store) -> str:
-    rows = {table: sorted(map(repr, store.fetchall(f"from {table}"))) for table in TABLES}
+    def selected(table: str) -> str:
+        new = NEW_COLUMNS.get(table)
+        return f"select * exclude ({', '.join(new)}) from {table}" if new else f"from {table}"
+
+    rows = {table: sorted(map(repr, store.fetchall(selected(table)))) for table in TABLES}
     assert rows["requests"]
     return hashlib.md5(repr(rows).encode(), usedforsecurity=False).hexdigest()
 

@@ -3,7 +3,7 @@
 
 -- Told of by clients, load tests and gateways alone: nobody who could know phases.
 create or replace temp macro is_client_only(dialects) as regexp_full_match(
-    dialects, '((genai-client|load-test|litellm|production-stack|llm-d|llm-d-sidecar|dynamo)(,|$))+');
+    dialects, '((genai-client|load-test|litellm|production-stack|llm-d|llm-d-sidecar|dynamo-frontend)(,|$))+');
 
 -- --- step records -------------------------------------------------------------------------
 
@@ -136,6 +136,22 @@ with scheduled as (
     from chunks c join steps t using (epoch_key, step_index)
     where c.seq_key is not null group by all
 ),
+-- One whose prompt ran before the first step that is there runs from that step on.
+recorded as (
+    select epoch_key, min(start_ns) as start_ns from steps group by epoch_key
+),
+prefilled as (
+    select seq_key, min(start_ns) as start_ns
+    from phases where kind = 'prefill' and seq_key is not null group by seq_key
+),
+known as (
+    select q.epoch_key, q.seq_key, coalesce(c.start_ns, r.start_ns) as start_ns
+    from sequences q
+    join recorded r using (epoch_key)
+    left join scheduled c on c.seq_key = q.seq_key and c.epoch_key = q.epoch_key
+    left join prefilled p on p.seq_key = q.seq_key
+    where c.start_ns is not null or p.start_ns < r.start_ns
+),
 waited as (
     select seq_key, sum(end_ns - start_ns) as again_ns
     from phases where kind = 'requeue' and seq_key is not null group by seq_key
@@ -144,7 +160,7 @@ select q.epoch_key, c.start_ns, least(coalesce(q.end_ns, e.end_ns), e.end_ns) as
     coalesce(a.again_ns, 0) as again_ns, coalesce(r.weight, 1) as weight
 from sequences q
 join epochs e on e.epoch_key = q.epoch_key and e.dataset = ${dataset}
-join scheduled c on c.seq_key = q.seq_key and c.epoch_key = q.epoch_key
+join known c on c.seq_key = q.seq_key and c.epoch_key = q.epoch_key
 left join waited a on a.seq_key = q.seq_key
 left join requests r on r.request_key = q.request_key
 where least(coalesce(q.end_ns, e.end_ns), e.end_ns) > c.start_ns;

@@ -92,7 +92,7 @@ create table requests (
 -- A request on its way through a gateway or router in front of the server; one row each.
 create table hops (
     request_key     integer not null, -- whose
-    gateway         varchar not null, -- 'litellm' 'production-stack' 'llm-d' 'llm-d-sidecar' 'dynamo'
+    gateway         varchar not null, -- 'litellm' 'production-stack' 'llm-d' 'llm-d-sidecar' 'dynamo-frontend'
     instance        varchar, -- which of several: service.instance.id, else the host, else the service
     start_ns        bigint not null, -- it received the request
     upstream_ns     bigint, -- it sent it on, by the same clock; NULL: it did not, or did not tell

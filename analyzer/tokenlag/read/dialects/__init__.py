@@ -68,6 +68,20 @@ DIALECTS: Final[tuple[Dialect, ...]] = (
             "completion_tokens": ("gen_ai.usage.completion_tokens", "int"),
             "response_model": ("gen_ai.response.model", "str"),
             "cached_tokens_underscore": ("gen_ai.usage.cache_read_input_tokens", "int"),
+            "server_first_token_s": ("gen_ai.server.time_to_first_token", "float"),
+            # OpenLLMetry's and OpenInference's own, and those of the conventions' first form.
+            "llm_request_type": ("llm.request.type", "str"),
+            "llm_request_model": ("llm.request.model", "str"),
+            "openinference_kind": ("openinference.span.kind", "str"),
+            "openinference_model": ("llm.model_name", "str"),
+            "openinference_prompt": ("llm.token_count.prompt", "int"),
+            "openinference_completion": ("llm.token_count.completion", "int"),
+            "openinference_cached": ("llm.token_count.prompt_details.cache_read", "int"),
+            "session_id": ("session.id", "str"),
+            "vercel_first_chunk_ms": ("ai.response.msToFirstChunk", "float"),
+            "vercel_model": ("ai.model.id", "str"),
+            "vercel_prompt": ("ai.usage.promptTokens", "int"),
+            "vercel_completion": ("ai.usage.completionTokens", "int"),
         },
     ),
     # After the clients', whose spans may be a gateway's own calls.
@@ -100,6 +114,8 @@ DIALECTS: Final[tuple[Dialect, ...]] = (
             "time_in_scheduler_s": ("gen_ai.latency.time_in_scheduler", "float"),
             "time_in_forward_s": ("gen_ai.latency.time_in_model_forward", "float"),
             "time_in_execute_s": ("gen_ai.latency.time_in_model_execute", "float"),
+            # TensorRT-LLM's, of the same span.
+            "kv_transfer_s": ("gen_ai.latency.kv_cache_transfer_time", "float"),
         },
         resource_keys={
             "vllm_process_id": ("vllm.process_id", "str"),
@@ -123,6 +139,34 @@ DIALECTS: Final[tuple[Dialect, ...]] = (
         },
         event_names=frozenset({"retract"}),
         span_names="(^| )Req [0-9A-Za-z_-]",
+    ),
+    Dialect(
+        "tgi",
+        4,
+        ("tgi.sql",),
+        keys={  # durations and counts as Rust prints them
+            "tgi_validation_time": ("validation_time", "str"),
+            "tgi_queue_time": ("queue_time", "str"),
+            "tgi_inference_time": ("inference_time", "str"),
+            "tgi_time_per_token": ("time_per_token", "str"),
+            "tgi_prompt_tokens": ("prompt_tokens", "str"),
+            "tgi_generated_tokens": ("generated_tokens", "str"),
+        },
+        span_names="^(generate|generate_stream|completions|chat_completions|compat_generate)$",
+    ),
+    Dialect(
+        "dynamo",
+        5,
+        ("dynamo.sql",),
+        keys={
+            "plain_model": ("model", "str"),
+            "plain_input_tokens": ("input_tokens", "int"),
+            "plain_output_tokens": ("output_tokens", "int"),
+            "plain_ttft_ms": ("ttft_ms", "float"),
+            "plain_finish_reason": ("finish_reason", "str"),
+            "disagg_role": ("disagg_role", "str"),
+        },
+        span_names="^engine\\.generate$",
     ),
 )
 

@@ -8,8 +8,8 @@ select * from (values
     ('production-stack', '^router /', '^process_request$', false),
     ('llm-d', '^gateway\.request$', '^gateway\.request_orchestration$', true),
     ('llm-d-sidecar', '^(forward_request|llm_d\.pd_proxy\.request)$', '^(prefill|decode|llm_d\.pd_proxy\.(prefill|decode))$', false),
-    ('dynamo', '^http-request$', '^(handle_payload|engine\.generate)$', false),
-    ('dynamo', '^http-request$', '^(router\.route_request|kv_router\.route_request|prefill_routing)$', true)
+    ('dynamo-frontend', '^http-request$', '^(handle_payload|engine\.generate)$', false),
+    ('dynamo-frontend', '^http-request$', '^(router\.route_request|kv_router\.route_request|prefill_routing)$', true)
 ) as known(gateway, outer_name, inner_name, is_end);
 
 create table staging.w_gate as

@@ -6,23 +6,36 @@ select
     hash(trace_id, span_id) as rid, hash(trace_id) as tid,
     case when nullif(parent_id, '') is not null then hash(trace_id, parent_id) end as pid,
     trace_id, start_ns, case when end_ns >= start_ns then end_ns end as end_ns,
-    status_code, scope, res_host_name as host, request_id, operation_name,
-    coalesce(request_model, response_model) as model, conversation_id,
-    coalesce(usage_input_tokens, prompt_tokens) as n_prompt,
-    coalesce(usage_output_tokens, completion_tokens) as n_output,
-    coalesce(usage_cached_tokens, cached_tokens_underscore) as n_cached,
+    status_code, scope, res_host_name as host, request_id,
+    coalesce(operation_name, case
+        when llm_request_type = 'embedding' or openinference_kind = 'EMBEDDING' then 'embeddings'
+        when llm_request_type = 'completion' then 'text_completion'
+        when llm_request_type is not null or openinference_kind is not null then 'chat' end) as operation_name,
+    coalesce(request_model, response_model, llm_request_model, openinference_model, vercel_model) as model,
+    coalesce(conversation_id, session_id) as conversation_id,
+    coalesce(usage_input_tokens, prompt_tokens, openinference_prompt, vercel_prompt) as n_prompt,
+    coalesce(usage_output_tokens, completion_tokens, openinference_completion, vercel_completion) as n_output,
+    coalesce(usage_cached_tokens, cached_tokens_underscore, openinference_cached) as n_cached,
     request_max_tokens, request_choice_count, finish_reasons, error_type, tenant, prefix_id,
     -- Some writers put nonsense here (milliseconds, absolute times): only a moment that
     -- lies within the span is believed.
-    case when time_to_first_chunk >= 0
-          and time_to_first_chunk * 1e9 <= coalesce(end_ns - start_ns, 3.6e12)
-        then start_ns + (time_to_first_chunk * 1e9)::bigint end as first_ns,
+    case when first_chunk_s >= 0 and first_chunk_s * 1e9 <= coalesce(end_ns - start_ns, 3.6e12)
+        then start_ns + (first_chunk_s * 1e9)::bigint end as first_ns,
     start_ns - client_intended_ns as intended_ns, client_gap_p50_ns, client_gap_max_ns,
     client_chunks, sample_weight
-from spans
-where kind = ${KIND_CLIENT} and start_ns is not null
-  and (operation_name in ('chat', 'text_completion', 'generate_content', 'embeddings')
-       or (operation_name is null and request_model is not null));
+from (
+    select *, coalesce(time_to_first_chunk, server_first_token_s, vercel_first_chunk_ms / 1e3) as first_chunk_s
+    from spans
+)
+where start_ns is not null
+  and ((kind = ${KIND_CLIENT}
+        and (operation_name in ('chat', 'text_completion', 'generate_content', 'embeddings')
+             or (operation_name is null and coalesce(request_model, llm_request_model) is not null)))
+       -- Instrumentations that write their calls as internal spans.
+       or openinference_kind in ('LLM', 'EMBEDDING')
+       or (kind <> ${KIND_SERVER} and llm_request_type in ('chat', 'completion', 'embedding'))
+       or (name in ('ai.streamText.doStream', 'ai.generateText.doGenerate')
+           and coalesce(vercel_model, request_model) is not null));
 
 -- A client's span may hold a gateway's: the outermost is what the user saw.
 create table staging.g_chain as

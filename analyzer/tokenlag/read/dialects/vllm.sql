@@ -20,7 +20,8 @@ with raw as (
                  'process ' || res_vllm_process_id, res_host_name, res_service_name, 'vllm') as engine,
         scope like 'vllm%' or res_vllm_process_id is not null as is_vllm,
         time_to_first_token_s as ttft_s, e2e_s, time_in_queue_s as queue_s,
-        time_in_prefill_s as prefill_s, time_in_decode_s as decode_s
+        time_in_prefill_s as prefill_s, time_in_decode_s as decode_s, kv_transfer_s,
+        scope like '%tensorrt%' or kv_transfer_s is not null as is_tensorrt
     from spans
     where name = 'llm_request' and start_ns is not null
       and (scope like 'vllm%' or res_vllm_process_id is not null
@@ -35,7 +36,9 @@ scaled as (
             then 0.001 else 1 end as unit
     from raw
 )
-select * exclude (ttft_s, queue_s, prefill_s, decode_s),
+select * exclude (ttft_s, queue_s, prefill_s, decode_s, kv_transfer_s),
+    (case when kv_transfer_s > 0 and kv_transfer_s * unit <= coalesce(duration_s, 1e9)
+        then kv_transfer_s * unit * 1e9 end)::bigint as transfer_ns,
     -- Longer than the span is not a duration within it.
     (case when ttft_s >= 0 and ttft_s * unit <= coalesce(duration_s, 1e9) * 1.05 + 0.05
         then ttft_s * unit * 1e9 end)::bigint as ttft_ns,
@@ -87,7 +90,7 @@ select
 from v_member;
 
 insert into st_engines by name
-select engine as engine_id, case when bool_or(is_vllm) then 'vllm' end as engine_name,
+select engine as engine_id, case when bool_or(is_vllm) then 'vllm' when bool_or(is_tensorrt) then 'tensorrt-llm' end as engine_name,
     any_value(model) as model_name
 from v_span group by engine;
 
@@ -95,11 +98,12 @@ from v_span group by engine;
 create table staging.v_child as
 select m.rid, m.qid, c.name, c.start_ns, c.end_ns
 from spans c join v_member m on m.qid = hash(c.trace_id, nullif(c.parent_id, ''))
-where c.name in ('vllm_queue', 'vllm_prefill', 'vllm_decode') and c.start_ns is not null;
+where c.name in ('vllm_queue', 'vllm_async_kv_transfer', 'vllm_prefill', 'vllm_decode') and c.start_ns is not null;
 
 insert into st_phases by name
 select rid, qid, 'vllm' as dialect, 2 as trust, 'engine' as side,
-    replace(name, 'vllm_', '') as kind, start_ns, end_ns, 'measured' as origin
+    case name when 'vllm_async_kv_transfer' then 'queue' else replace(name, 'vllm_', '') end as kind,
+    case name when 'vllm_async_kv_transfer' then 'kv_transfer' end as detail, start_ns, end_ns, 'measured' as origin
 from v_child;
 
 create table staging.v_told as
@@ -134,9 +138,15 @@ from v_told where prefill_ns is not null and queue_ns is null and ttft_ns is not
 union all by name
 -- V0 and TensorRT-LLM give no prefill: it is what the first token took beyond the queue.
 select rid, qid, 'vllm' as dialect, 2 as trust, 'engine' as side, 'prefill' as kind,
-    'includes frontend' as detail, start_ns + queue_ns as start_ns,
+    'includes frontend' as detail, start_ns + queue_ns + coalesce(transfer_ns, 0) as start_ns,
     start_ns + ttft_ns as end_ns, 'derived' as origin
-from v_told where prefill_ns is null and queue_ns is not null and ttft_ns > queue_ns
+from v_told where prefill_ns is null and queue_ns is not null and ttft_ns > queue_ns + coalesce(transfer_ns, 0)
+union all by name
+-- TensorRT-LLM's split: the KV that a prefill engine computed comes over before the first token.
+select rid, qid, 'vllm' as dialect, 2 as trust, 'engine' as side, 'queue' as kind,
+    'kv_transfer' as detail, start_ns + queue_ns as start_ns,
+    start_ns + queue_ns + transfer_ns as end_ns, 'measured' as origin
+from v_told where prefill_ns is null and queue_ns is not null and ttft_ns > queue_ns + transfer_ns
 union all by name
 select rid, qid, 'vllm' as dialect, 2 as trust, 'engine' as side, 'decode' as kind,
     start_ns + ttft_ns as start_ns,
@@ -150,6 +160,7 @@ insert into st_notes
 select 'startup_spans', 'vllm', count(*),
     count(*) || ' spans of vLLM''s own start-up are set aside'
 from spans
-where name not in ('llm_request', 'vllm_queue', 'vllm_prefill', 'vllm_decode')
+where name not in ('llm_request', 'vllm_queue', 'vllm_async_kv_transfer', 'vllm_prefill', 'vllm_decode',
+                   'vllm_step_execution')
   and (scope like 'vllm.%' or res_vllm_module is not null)
 having count(*) > 0;
