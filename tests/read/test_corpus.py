@@ -93,7 +93,7 @@ REFUSED = {
     "nasty/otlp2parquet__malformed.json": ":21: not readable: not JSON",
     "nasty/otlp2parquet__trace_invalid_base64.json": "usable trace id",
     "otlp_pb/otlp2parquet__logs.pb": "logs only: 0 spans",
-    "server_log/vllm-nixl__pd-decoder-excerpt.log": "a log, not traces",
+    "server_log/vllm-nixl__pd-decoder-excerpt.log": "vLLM's log, not traces",
 }
 
 

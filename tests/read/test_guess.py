@@ -108,3 +108,26 @@ def test_formats_are_told_by_what_is_in_them(head: bytes, name: str) -> None:
 )
 def test_what_only_begins_alike_is_none(head: bytes) -> None:
     assert find_source(head) is None
+
+
+@pytest.mark.parametrize(
+    ("head", "what", "hint"),
+    [
+        (b"# HELP vllm:num_requests_running x\nvllm:num_requests_running 3\n",
+         "vLLM's Prometheus metrics", "--otlp-traces-endpoint"),
+        (b'vllm:time_to_first_token_seconds_bucket{le="0.1"} 3\n', "vLLM's Prometheus metrics",
+         "they tell of no single request"),
+        (b"# TYPE sglang:num_running_reqs gauge\nsglang:num_running_reqs 3\n",
+         "SGLang's Prometheus metrics", "--enable-trace"),
+        (b"# TYPE tgi_queue_size gauge\ntgi_queue_size 0\n",
+         "text-generation-inference's Prometheus", "--otlp-endpoint"),
+        (b"# TYPE up gauge\nup 1\n", "Prometheus metrics, not traces", ""),
+        (b"INFO 07-26 14:00:00 [loggers.py:123] Engine 000: Avg prompt throughput: 1.0 tokens/s\n",
+         "vLLM's log, not traces", "tokenlag-tracer run"),
+        (b"INFO 07-26 14:00:00 started\n", "a log, not traces", ""),
+    ],
+)  # fmt: skip
+def test_an_engines_metrics_and_logs_say_what_to_turn_on(head: bytes, what: str, hint: str) -> None:
+    found = guess(head)
+    assert what in found.what
+    assert hint in (found.hint or "")

@@ -82,12 +82,13 @@ def _tasks_of(file: InputFile, stream: Bytes, result: FileResult, work_dir: Path
         if text is None:
             result.too_long = f"one JSON text of more than {MAX_TEXT_BYTES >> 20} MB"
             return
-        job = Job(file.name, n_payload=len(text), is_one_text=True)
+        job = Job(file.name, n_payload=len(text), is_one_text=True, source=source.name)
         yield Task(job, text, result, file.n_bytes)
     elif stream.is_seekable:
         for start in range(0, file.n_bytes, RANGE_BYTES):
             end = min(start + RANGE_BYTES, file.n_bytes)
-            yield Task(Job(file.name, str(file.path), start, end), b"", result, end - start)
+            job = Job(file.name, str(file.path), start, end, source=source.name)
+            yield Task(job, b"", result, end - start)
     else:
         blocks = blocks_of(_gathered(stream.chunks()))
         yield from _block_tasks(file, stream, result, source, blocks)

@@ -11,7 +11,7 @@ from tokenlag.read.files import InputFile
 from tokenlag.read.lines import line_number
 from tokenlag.read.loadtest.run import Run
 from tokenlag.read.messages import MAX_BAD_KEPT, Bad, Report
-from tokenlag.read.sources import JAEGER_JSON, Source
+from tokenlag.read.sources import ENGINE_RECORDS, JAEGER_JSON, Source
 from tokenlag.read.sources.guess import OTLP_HINT, Guess, guess
 
 MAX_NAMED = 3
@@ -89,6 +89,8 @@ class FileResult:
             return InputError(self.broken, place=name, hint="copy or export it again")
         if seen.n_spans or seen.n_bad_spans:
             n = seen.n_spans + seen.n_bad_spans
+            if self.source is not None and self.source.name == ENGINE_RECORDS:
+                return InputError(f"none of its {n} records says when it was", place=name)
             message = f"none of its {n} spans has a usable trace id and span id"
             return InputError(message, place=name, hint="ids are hex digits (or base64)")
         if seen.other:

@@ -166,7 +166,14 @@ DIALECTS: Final[tuple[Dialect, ...]] = (
             "plain_finish_reason": ("finish_reason", "str"),
             "disagg_role": ("disagg_role", "str"),
         },
-        span_names="^engine\\.generate$",
+        span_names="^(engine\\.generate|dynamo\\.request)$",
+    ),
+    Dialect(
+        "llama.cpp",
+        6,
+        ("llama_cpp.sql",),
+        keys=_LATENCY_KEYS,
+        span_names="^llama\\.cpp\\.completion$",
     ),
 )
 

@@ -1,5 +1,5 @@
 -- NVIDIA Dynamo's worker side, where the engine's own spans are not there to tell more:
--- `engine.generate` with times in milliseconds.
+-- `engine.generate` with times in milliseconds, or the records of its request trace.
 
 create table staging.y_request as
 select hash(trace_id, span_id) as rid, hash(trace_id) as tid,
@@ -9,10 +9,10 @@ select hash(trace_id, span_id) as rid, hash(trace_id) as tid,
     coalesce(usage_output_tokens, plain_output_tokens) as n_output,
     case when plain_ttft_ms >= 0 and plain_ttft_ms * 1e6 <= coalesce(end_ns - start_ns, 3.6e12)
         then start_ns + (plain_ttft_ms * 1e6)::bigint end as first_ns,
-    plain_ttft_ms, nullif(disagg_role, 'aggregated') as role, plain_finish_reason, error_type, res_host_name as host,
+    plain_ttft_ms, request_id, conversation_id, usage_cached_tokens as n_cached, nullif(disagg_role, 'aggregated') as role, plain_finish_reason, error_type, res_host_name as host,
     coalesce(res_service_instance_id, res_host_name, res_service_name, 'dynamo') as engine
 from spans
-where name = 'engine.generate' and start_ns is not null
+where name in ('engine.generate', 'dynamo.request') and start_ns is not null
   and hash(trace_id) not in (
       select hash(trace_id) from spans where name in ('llm_request', ${SPAN_REQUEST}, ${SPAN_ENGINE_REQUEST}));
 
@@ -24,7 +24,8 @@ from y_request;
 
 insert into st_requests by name
 select request_rid as rid, 'dynamo' as dialect, 5 as trust, any_value(tid) as tid,
-    arg_min(pid, start_ns) as pid, any_value(trace_id) as trace_id, any_value(model) as model, max(n_prompt) as n_prompt,
+    arg_min(pid, start_ns) as pid, any_value(trace_id) as trace_id, any_value(request_id) as request_id,
+    any_value(conversation_id) as conversation_id, max(n_cached) as n_cached, any_value(model) as model, max(n_prompt) as n_prompt,
     max(n_output) as n_output, min(start_ns) as arrival_ns,
     -- The decode worker's first token is the user's; the prefill worker's alone is not.
     coalesce(min(first_ns) filter (role is distinct from 'prefill'), min(first_ns)) as first_token_ns,

@@ -23,6 +23,7 @@ OTLP_PROTO: Final = "otlp_proto"
 JAEGER_JSON: Final = "jaeger_json"
 ZIPKIN_JSON: Final = "zipkin_json"
 PARQUET: Final = "parquet"
+ENGINE_RECORDS: Final = "engine_records"
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ SOURCES: Final = (
     Source(OTLP_JSON, "OTLP JSON", LINES, detect.is_otlp_json),
     Source(JAEGER_JSON, "Jaeger JSON", ELEMENTS, detect.is_jaeger_json),
     Source(ZIPKIN_JSON, "Zipkin JSON", ELEMENTS, detect.is_zipkin_json),
+    Source(ENGINE_RECORDS, "records of an engine", LINES, detect.is_engine_records),
     Source(OTLP_PROTO, "OTLP protobuf", FRAMES, detect.is_otlp_proto),
 )
 

@@ -72,6 +72,17 @@ def is_zipkin_json(head: bytes) -> bool:
     ) or has_keys(head, "timestamp", "duration")
 
 
+def is_engine_records(head: bytes) -> bool:
+    """Whether it is Dynamo's or TensorRT-LLM's own records, or answers of llama.cpp."""
+    if not is_json(head):
+        return False
+    return (
+        any(mark in head for mark in (b"dynamo.fpm.trace.", b"dynamo.request.trace."))
+        or has_keys(head, "iter", "iterLatencyMS")
+        or has_keys(head, "timings", "prompt_ms", "predicted_ms")
+    )
+
+
 def is_otlp_proto(head: bytes) -> bool:
     """Whether it is OTLP protobuf of any signal: one message, or several with lengths."""
     return proto_frames.framing_of(head) is not None

@@ -31,6 +31,17 @@ _PROMETHEUS: Final = re.compile(
     rb"^(?:# (?:HELP|TYPE) \S+ |[a-zA-Z_:][\w:]*(?:\{[^}]*\})? -?[\d.eE+]+$)", re.MULTILINE
 )
 
+_VLLM_HINT: Final = "start vLLM with --otlp-traces-endpoint URL, or under `tokenlag-tracer run`"
+_VLLM_LOG: Final = re.compile(rb"Engine \d+: Avg prompt throughput|\[(?:loggers|metrics)\.py:\d+\]")
+_ENGINE_METRICS: Final = (
+    (rb"vllm:", "vLLM", _VLLM_HINT),
+    (rb"sglang:", "SGLang", "start SGLang with --enable-trace"),
+    (rb"tgi_", "text-generation-inference", "start it with --otlp-endpoint URL"),
+    (rb"trtllm_", "TensorRT-LLM", "set otlp_traces_endpoint and return_perf_metrics"),
+    (rb"llamacpp:", "llama.cpp", "keep its answers, whose `timings` are read"),
+    (rb"dynamo_", "Dynamo", "set DYN_REQUEST_TRACE=1 or OTEL_EXPORT_ENABLED=true"),
+)
+
 
 def guess(head: bytes) -> Guess:
     """Returns what a file seems to be whose first bytes, decompressed, are `head`."""
@@ -76,9 +87,15 @@ def _guess_text(head: bytes, stripped: bytes) -> Guess:
     if re.search(rb"^\s*(?:- )?resource(?:Spans|Logs|Metrics):", head, re.MULTILINE):
         return Guess("OTLP in YAML", "convert the YAML to JSON")
     if _PROMETHEUS.search(head):
-        return Guess("Prometheus metrics, not traces", OTLP_HINT)
+        what = "Prometheus metrics, not traces"
+        for prefix, engine, hint in _ENGINE_METRICS:
+            if re.search(rb"^(?:# (?:HELP|TYPE) )?" + prefix, head, re.MULTILINE):
+                return Guess(f"{engine}'s {what}", f"they tell of no single request; {hint}")
+        return Guess(what, OTLP_HINT)
     lines = stripped.splitlines()
     if LOG_LINE.search(lines[0]) or sum(bool(LOG_LINE.search(x)) for x in lines[:20]) > 3:
+        if _VLLM_LOG.search(head):
+            return Guess("vLLM's log, not traces", f"its averages hide who waited; {_VLLM_HINT}")
         return Guess("a log, not traces", OTLP_HINT)
     n_commas = lines[0].count(b",")
     if n_commas and len(lines) > 1 and lines[1].count(b",") == n_commas:

@@ -1,0 +1,178 @@
+"""Records of engines that are no spans: Dynamo's, TensorRT-LLM's, llama.cpp's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenlag.errors import InputError
+from tokenlag.read.load import load_traces
+from tokenlag.store.connection import Store
+
+T0_MS = 1_782_777_600_000
+MS = 1_000_000
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with Store() as made:
+        yield made
+
+
+def load(store: Store, folder: Path, text: str) -> None:
+    (folder / "in").mkdir()
+    (folder / "in" / "records.json").write_text(text)
+    load_traces(store, [folder / "in"], work_dir=folder)
+
+
+def lines(*records: Any) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def forward_pass(index: int, *, worker: str = "w", envelope: bool = True, **more: Any) -> Any:
+    fpm = {
+        "version": 1, "worker_id": worker, "dp_rank": 0, "counter_id": index, "wall_time": 0.025,
+        "scheduled_requests": {
+            "num_prefill_requests": 2, "sum_prefill_tokens": 257, "var_prefill_length": 100.0,
+            "sum_prefill_kv_tokens": 64, "num_decode_requests": 3, "sum_decode_kv_tokens": 1024,
+            "var_decode_kv_tokens": 50.0,
+        },
+        "queued_requests": {
+            "num_prefill_requests": 1, "sum_prefill_tokens": 900, "num_decode_requests": 1,
+        },
+    } | more  # fmt: skip
+    event = {
+        "schema": "dynamo.fpm.trace.v1", "source": {"component": "backend"},
+        "capture_mode": "full", "observed_at_unix_ms": T0_MS + 25 * index, "fpm": fpm,
+    }  # fmt: skip
+    return {"timestamp": 25 * index, "event": event} if envelope else event
+
+
+@pytest.mark.parametrize("envelope", [True, False])
+def test_dynamo_forward_passes_are_steps(store: Store, tmp_path: Path, envelope: bool) -> None:
+    load(store, tmp_path, lines(*(forward_pass(i, envelope=envelope) for i in range(3))))
+    rows = store.fetchall(
+        "select step_index, (end_ns - $1) / 1e6, cadence_ms, n_prefill_tokens, n_chunks, n_decode, "
+        "n_context_tokens, n_running, n_waiting, n_waiting_tokens, attention_work from steps "
+        "order by step_index",
+        [T0_MS * MS],
+    )
+    work = 129 * (32 + 129 / 2) + 128 * (32 + 128 / 2)
+    assert rows == [(i, 25 * i, 25, 257, 2, 3, 1024, 5, 2, 900, work) for i in range(3)]
+    assert store.fetchall("select engine_id from epochs") == [("w:0",)]
+    assert store.scalar("select count(*) from chunks") == 0  # nobody says whose they are
+
+
+def test_dynamo_workers_are_engines(store: Store, tmp_path: Path) -> None:
+    rows = [forward_pass(i, worker=w) for w in ("a", "b") for i in range(2)]
+    load(store, tmp_path, lines(*rows))
+    assert store.fetchall("select engine_id from epochs order by 1") == [("a:0",), ("b:0",)]
+
+
+def test_a_heartbeat_is_no_step(store: Store, tmp_path: Path) -> None:
+    idle = forward_pass(2, wall_time=0.0, scheduled_requests={}, queued_requests={})
+    load(store, tmp_path, lines(forward_pass(0), forward_pass(1), idle))
+    assert store.scalar("select count(*) from steps") == 2
+
+
+def dynamo_request(number: int, **more: Any) -> Any:
+    request = {
+        "request_id": f"request-{number}", "model": "m", "input_tokens": 900,
+        "output_tokens": 20, "cached_tokens": 64, "request_received_ms": T0_MS + 100 * number,
+        "total_time_ms": 800, "ttft_ms": 150.5,
+    } | more  # fmt: skip
+    return {
+        "schema": "dynamo.request.trace.v1", "event_type": "request_end",
+        "event_time_unix_ms": T0_MS + 100 * number + 800, "request": request,
+        "agent_context": {"session_id": "s"},
+    }  # fmt: skip
+
+
+def test_dynamo_request_trace(store: Store, tmp_path: Path) -> None:
+    load(store, tmp_path, lines(dynamo_request(0), dynamo_request(1)))
+    assert store.fetchall(
+        "select dialects, request_id, model, n_prompt, n_cached, n_output, ttft_ms, e2e_ms, "
+        "conversation_id from requests order by arrival_ns"
+    ) == [
+        ("dynamo", f"request-{i}", "m", 900, 64, 20, 150.5, 800, "s") for i in range(2)
+    ]  # fmt: skip
+
+
+def test_dynamo_request_whose_receipt_is_not_told(store: Store, tmp_path: Path) -> None:
+    load(store, tmp_path, lines(dynamo_request(0, request_received_ms=None)))
+    assert store.scalar("select arrival_ns from requests") == T0_MS * MS
+
+
+def iteration(index: int, **more: Any) -> Any:
+    return {
+        "iter": index, "iterLatencyMS": 20.0,
+        "timestamp": f"06-30-2026 00:00:{index * 20 // 1000:02d}.{index * 20 % 1000 * 1000:06d}",
+        "numActiveRequests": 8, "numQueuedRequests": 3,
+        "kvCacheStats": {"usedNumBlocks": 600, "maxNumBlocks": 1000, "tokensPerBlock": 64},
+        "inflightBatchingStats": {
+            "numScheduledRequests": 8, "numContextRequests": 1, "numGenRequests": 7,
+            "numCtxTokens": 300, "numCtxKvTokens": 20, "numGenKvTokens": 5000,
+        },
+        "specDecodingStats": {"numDraftTokens": 24, "numAcceptedTokens": 12},
+    } | more  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["a list", "pretty", "lines"])
+def test_tensorrt_iterations_are_steps(store: Store, tmp_path: Path, form: str) -> None:
+    records = [iteration(i) for i in range(1, 4)]
+    text = {
+        "a list": json.dumps(records), "pretty": json.dumps(records, indent=2),
+        "lines": lines(*records),
+    }[form]  # fmt: skip
+    load(store, tmp_path, text)
+    rows = store.fetchall(
+        "select step_index, cadence_ms, n_prefill_tokens, n_chunks, n_decode, n_context_tokens, "
+        "n_running, n_waiting, kv_usage_frac, n_drafted, n_accepted from steps order by 1"
+    )
+    assert rows == [(i, 20, 300, 1, 7, 5000, 8, 3, 0.6, 24, 12) for i in range(1, 4)]
+    assert store.fetchall("select engine_name, kv_tokens from epochs") == [("tensorrt-llm", 64000)]
+
+
+def test_tensorrt_iterations_without_a_time_are_counted(store: Store, tmp_path: Path) -> None:
+    records = [iteration(1), iteration(2) | {"timestamp": None}]
+    load(store, tmp_path, json.dumps(records))
+    assert store.scalar("select count(*) from steps") == 1
+    assert store.scalar("select sum(n) from read_notes where kind = 'unusable_spans'") == 1
+
+
+def answer(number: int, **timings: Any) -> Any:
+    return {
+        "id": f"chatcmpl-{number}", "object": "chat.completion", "created": T0_MS // 1000 + number,
+        "model": "m.gguf", "choices": [{"message": {"content": "text that nobody may read"}}],
+        "timings": {
+            "cache_n": 236, "prompt_n": 64, "prompt_ms": 120.5, "predicted_n": 41,
+            "predicted_ms": 800.25, "predicted_per_second": 51.2,
+        } | timings,
+    }  # fmt: skip
+
+
+def test_llama_cpp_answers(store: Store, tmp_path: Path) -> None:
+    load(store, tmp_path, lines(answer(0), answer(1)))
+    assert (
+        store.fetchall(
+            "select dialects, n_prompt, n_cached, n_output, ttft_ms, e2e_ms, round(tpot_ms, 6) "
+            "from requests"
+        )
+        == [("llama.cpp", 300, 236, 41, 120.5, 920.75, 20.00625)] * 2
+    )
+    assert store.fetchall(
+        "select distinct kind, (end_ns - start_ns) / 1e6, n_tokens from phases order by 1"
+    ) == [("decode", 800.25, 40), ("prefill", 120.5, 64)]
+    notes = [text for (text,) in store.fetchall("select text from read_notes")]
+    assert any("say only in which second they were done" in text for text in notes)
+    for file in tmp_path.rglob("*.parquet"):
+        assert b"nobody may read" not in file.read_bytes()
+
+
+def test_records_that_say_no_moment_are_refused_in_one_line(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        load(store, tmp_path, lines({k: v for k, v in answer(0).items() if k != "created"}))
+    assert "\n" not in str(caught.value)
