@@ -1,15 +1,18 @@
-"""How fast OTLP JSON becomes span rows and canonical tables, against DuckDB's SQL.
+"""How fast traces become span rows and canonical tables, against other ways to read them.
 
     python benchmarks/load.py                      500,000 spans, three repeats
     python benchmarks/load.py --spans 100000 --repeats 1
+    python benchmarks/load.py --format all --spans 1000000 5000000 --repeats 1
 
-The reference is the fastest way that was found to flatten OTLP JSON in SQL: DuckDB takes
-whole lines, unnests the spans, casts each with `json_transform`, turns all attributes into
-a map and promotes six of them to columns of a Parquet file. It drops resources and
-scopes, which ours keep. Every method runs in a process of its own; its memory is the sum
-of the resident memory of that process and its children, sampled every 20 ms, which counts
-shared libraries once for each process. The processor time, of all cores and with starting
-Python, says more than the clock where other things run on the machine.
+The formats are OTLP JSON (the default), OTLP protobuf, Jaeger JSON and native Parquet;
+`load_methods.py` has what they are compared with; the first method is the reference. For
+OTLP JSON that is the fastest way that was found to flatten it in SQL: DuckDB takes whole
+lines, unnests the spans, casts each with `json_transform`, turns all attributes into a map
+and promotes six of them to columns of a Parquet file. It drops resources and scopes, which
+ours keep. Every method runs in a process of its own; its memory is the sum of the resident
+memory of that process and its children, sampled every 20 ms, which counts shared libraries
+once for each process. The processor time, of all cores and with starting Python, says more
+than the clock where other things run on the machine.
 """
 
 from __future__ import annotations
@@ -22,15 +25,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 for folder in (ROOT, ROOT / "tracer", ROOT / "analyzer"):
     sys.path.insert(0, str(folder))
 
+from benchmarks.load_methods import REFERENCES, Method  # noqa: E402
+
 REFERENCE_SQL = (Path(__file__).with_name("load_reference.sql")).read_text()
 TABLES_SQL = (Path(__file__).with_name("load_reference_tables.sql")).read_text()
+OTLP_JSON = "otlp-json"
 REFERENCE = "DuckDB SQL to Parquet"
 REFERENCE_TABLES = "DuckDB SQL to canonical tables"
 OURS_TABLES = "ours, bytes to canonical tables"
@@ -117,11 +122,11 @@ def canonical(data: Path, work_dir: Path) -> int:
         return load_traces(store, [data], work_dir=work_dir).n_spans
 
 
-METHODS: dict[str, Callable[[Path, Path], int]] = {
-    REFERENCE: duckdb_sql,
-    REFERENCE_TABLES: duckdb_tables,
-    "ours, bytes to span rows": span_rows,
-    OURS_TABLES: canonical,
+OURS: dict[str, Method] = {"ours, bytes to span rows": span_rows, OURS_TABLES: canonical}
+SQL: dict[str, Method] = {REFERENCE: duckdb_sql, REFERENCE_TABLES: duckdb_tables}
+METHODS: dict[str, dict[str, Method]] = {
+    name: (SQL if name == OTLP_JSON else {}) | references | OURS
+    for name, references in REFERENCES.items()
 }
 
 
@@ -138,9 +143,10 @@ def tree_bytes(pid: int) -> int:
     return total
 
 
-def measure(method: str, data: Path) -> dict[str, float] | None:
+def measure(name: str, method: str, data: Path) -> dict[str, float] | None:
     """Runs one method once in its own process: seconds, spans, peak bytes."""
-    command = [sys.executable, __file__, "--data", str(data), "--method", method]
+    command = [sys.executable, __file__, "--data", str(data), "--format", name]
+    command += ["--method", method]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     peak = 0
     pid, status, usage = 0, 0, None
@@ -159,27 +165,30 @@ def measure(method: str, data: Path) -> dict[str, float] | None:
     return run | {"peak_bytes": peak, "cpu_seconds": cpu_seconds}
 
 
-def run_one(method: str, data: Path) -> None:
+def run_one(name: str, method: str, data: Path) -> None:
     """The measured process: runs a method and prints what it took."""
     with tempfile.TemporaryDirectory(dir=data.parent) as work_dir:
         start = time.perf_counter()
-        n_spans = METHODS[method](data, Path(work_dir))
+        n_spans = METHODS[name][method](data, Path(work_dir))
         seconds = time.perf_counter() - start
     print(json.dumps({"seconds": seconds, "n_spans": n_spans}))
 
 
-def compare(data: Path, n_repeats: int) -> None:
+def compare(name: str, data: Path, n_repeats: int) -> None:
     """Runs all methods in turn, several times, and prints the medians."""
-    runs: dict[str, list[dict[str, float]]] = {method: [] for method in METHODS}
+    runs: dict[str, list[dict[str, float]]] = {method: [] for method in METHODS[name]}
     for _ in range(n_repeats):
-        for method in METHODS:
-            run = measure(method, data)
+        for method in METHODS[name]:
+            run = measure(name, method, data)
             if run:
                 runs[method].append(run)
-    reference = statistics.median(run["seconds"] for run in runs[REFERENCE])
-    reference_cpu = statistics.median(run["cpu_seconds"] for run in runs[REFERENCE])
+    first = next((results for results in runs.values() if results), None)
+    if first is None:
+        return
+    reference = statistics.median(run["seconds"] for run in first)
+    reference_cpu = statistics.median(run["cpu_seconds"] for run in first)
     size = data.stat().st_size / 1e6
-    print(f"{size:.0f} MB, {os.cpu_count()} cores, median of {n_repeats}")
+    print(f"{name}: {size:.0f} MB, {os.cpu_count()} cores, median of {n_repeats}")
     print(
         f"{'method':34}{'s':>7}{'spans/s':>11}{'MB/s':>7}"
         f"{'peak MB':>9}{'× reference':>13}{'CPU s':>7}{'× by CPU':>10}"
@@ -201,25 +210,29 @@ def compare(data: Path, n_repeats: int) -> None:
 
 def main() -> None:
     """Parses the arguments; makes the data and compares, or runs one method."""
-    parser = argparse.ArgumentParser(description="Speed of reading OTLP JSON.")
-    parser.add_argument("--spans", type=int, default=500_000)
+    parser = argparse.ArgumentParser(description="Speed of reading traces.")
+    parser.add_argument("--spans", type=int, nargs="+", default=[500_000])
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--format", choices=[*METHODS, "all"], default=OTLP_JSON)
     parser.add_argument("--data", type=Path, help="measure this file instead of making one")
-    parser.add_argument("--method", choices=METHODS, help=argparse.SUPPRESS)
+    parser.add_argument("--method", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.method:
-        run_one(arguments.method, arguments.data)
+        run_one(arguments.format, arguments.method, arguments.data)
         return
     if arguments.data:
-        compare(arguments.data, arguments.repeats)
+        compare(arguments.format, arguments.data, arguments.repeats)
         return
-    from benchmarks.spans import write
+    from benchmarks.formats import WRITERS
 
-    with tempfile.TemporaryDirectory() as folder:
-        data = Path(folder) / "spans.jsonl"
-        print(f"making {arguments.spans:,} spans …", file=sys.stderr)
-        write(data, arguments.spans)
-        compare(data, arguments.repeats)
+    names = list(METHODS) if arguments.format == "all" else [arguments.format]
+    for name in names:
+        for n_spans in arguments.spans:
+            with tempfile.TemporaryDirectory() as folder:
+                file_name, write = WRITERS[name]
+                print(f"{name}: making {n_spans:,} spans …", file=sys.stderr)
+                write(Path(folder) / file_name, n_spans)
+                compare(name, Path(folder) / file_name, arguments.repeats)
 
 
 if __name__ == "__main__":

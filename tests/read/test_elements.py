@@ -48,6 +48,36 @@ def test_elements_come_out_as_they_went_in(
     assert [item for one in lists for item in one] == made
 
 
+TRACES = st.lists(
+    st.fixed_dictionaries(
+        {
+            "traceID": st.text(max_size=4),
+            "spans": st.lists(
+                st.fixed_dictionaries(
+                    {
+                        "traceID": st.just("1"),
+                        "tag": TRICKY
+                        | st.sampled_from(['},{"traceID":"1","spans":[', "},{", '"data"', "data"]),
+                    }
+                ),
+                max_size=3,
+            ),
+        }
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(TRACES, st.integers(1, 200), st.integers(1, 300), st.sampled_from([None, 1]))
+def test_traces_are_never_cut_in_two(
+    made: list[Any], n_chunk: int, block_bytes: int, indent: int | None
+) -> None:
+    text = json.dumps({"data": made, "total": 1}, indent=indent).encode()
+    found = pieces(text, n_chunk, block_bytes)
+    assert [item for piece in found for item in piece["data"]] == made
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.lists(OBJECTS, max_size=3), max_size=6), st.integers(1, 60))
 def test_texts_that_follow_each_other_stay_apart(texts: list[Any], n_chunk: int) -> None:

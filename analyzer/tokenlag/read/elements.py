@@ -23,8 +23,11 @@ for _byte, _class in ((b'"', _QUOTE), (b"{[", _OPEN), (b"}]", _CLOSE)):
 _BLANK: Final = b" \t\r\n\xef\xbb\xbf\0"
 _BETWEEN: Final = _BLANK + b","
 _ONE_LINE: Final = bytes.maketrans(b"\r\n", b"  ")
+_ANSWER_OPENER: Final = b'{"data":['
+_TRACE_BEGIN: Final = re.compile(rb'\}\s*,\s*\{\s*"traceID"\s*:\s*"[^"\\]*"\s*,\s*"spans"\s*:\s*\[')
+_MAX_TRACE_BEGIN: Final = 256
 _WRAPPERS: Final = (
-    (re.compile(rb'\{\s*"data"\s*:\s*\['), b'{"data":[', b"]}"),
+    (re.compile(rb'\{\s*"data"\s*:\s*\['), _ANSWER_OPENER, b"]}"),
     (re.compile(rb"\["), b"[", b"]"),
 )
 
@@ -56,7 +59,7 @@ def element_blocks(chunks: Iterable[bytes], block_bytes: int) -> Iterator[Block]
         if len(rest) + n_parts < n_needed:
             continue
         data, parts, n_parts = b"".join([rest, *parts]), [], 0
-        texts, n_used, wrapper = _cut(data, wrapper)
+        texts, n_used, wrapper = _cut_at_trace(data, wrapper) or _cut(data, wrapper)
         if texts:
             yield Block(_joined(texts), line)
         line += data.count(b"\n", 0, n_used)
@@ -114,6 +117,24 @@ def _cut(data: bytes, wrapper: _Wrapper | None) -> tuple[list[bytes], int, _Wrap
     elements = data[first:last].strip(_BETWEEN)
     texts.append(wrapper.opener + elements + wrapper.closer)
     return texts, last, wrapper
+
+
+def _cut_at_trace(
+    data: bytes, wrapper: _Wrapper | None
+) -> tuple[list[bytes], int, _Wrapper | None] | None:
+    """The same for the common case: the last trace of an answer that goes on.
+
+    No string can hold what is looked for, for a quote in a string has a backslash before it,
+    and behind the quote that ends one comes no name.
+    """
+    if wrapper is None or wrapper.opener != _ANSWER_OPENER or b'"data"' in data:
+        return None
+    at = data.rfind(b'"spans"')
+    found = _TRACE_BEGIN.search(data, max(0, at - _MAX_TRACE_BEGIN), at + 16) if at >= 0 else None
+    if found is None or found.end() <= at:
+        return None
+    elements = data[: found.start() + 1].strip(_BETWEEN)
+    return [wrapper.opener + elements + wrapper.closer], found.start() + 1, wrapper
 
 
 def _wrapper_at(data: bytes, begin: int) -> tuple[_Wrapper | None, int]:

@@ -15,14 +15,18 @@ from tokenlag.read.kept import keep, look_up
 from tokenlag.read.loadtest.run import Run
 from tokenlag.read.messages import Done
 from tokenlag.read.noticed import FileResult, ReadNote, skipped_notes
+from tokenlag.read.parquet_parts import PASCAL, checked_footer
 from tokenlag.read.pool import InProcess, Processes, Readers
+from tokenlag.read.sources.detect import is_parquet
+from tokenlag.read.stream import GZIP_MAGIC, ZSTD_MAGIC
 from tokenlag.read.vocabulary import Vocabulary
 from tokenlag.store.cache import Cache
 
 Progress = Callable[[int, int], None]
 
 IN_PROCESS_BYTES: Final = 20 * 2**20  # below it, starting a process costs more than it saves
-COMPRESSION_GUESS: Final = 12  # bytes of JSON in a byte of .gz or .zst, for the same decision
+COMPRESSION_GUESS: Final = 12  # bytes of JSON in a compressed byte, for the same decision
+MAGIC_BYTES: Final = 4
 CACHED_BYTES: Final = 8 * 2**20  # below it, looking into the cache saves nothing
 MAX_WORKERS: Final = 16
 
@@ -187,5 +191,16 @@ def _readers(
 
 
 def _estimated_bytes(file: InputFile) -> int:
-    is_packed = file.path.suffix.lower() in {".gz", ".zst", ".zstd", ".gzip"}
+    """Bytes as JSON would have them; none of what is used as it is."""
+    if file.n_bytes < IN_PROCESS_BYTES // COMPRESSION_GUESS:
+        return file.n_bytes
+    try:
+        with file.path.open("rb") as opened:
+            magic = opened.read(MAGIC_BYTES)
+        if is_parquet(magic):
+            is_native = checked_footer(file.path, file.name)[1] != PASCAL
+            return 0 if is_native else file.n_bytes * COMPRESSION_GUESS
+    except (OSError, InputError):  # told when it is read
+        return file.n_bytes
+    is_packed = magic.startswith(GZIP_MAGIC) or magic == ZSTD_MAGIC
     return file.n_bytes * (COMPRESSION_GUESS if is_packed else 1)

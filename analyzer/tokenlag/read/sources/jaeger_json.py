@@ -30,6 +30,7 @@ Scalar = str | int | float | bool | None
 _KINDS: Final = {name.lower(): code for code, name in enumerate(KIND_NAMES)}
 _SCOPE_KEYS: Final = ("otel.scope.name", "otel.library.name")
 _STATUS_KEY, _ERROR_KEY, _KIND_KEY = "otel.status_code", "error", "span.kind"
+_SPECIAL_KEYS: Final = frozenset((*_SCOPE_KEYS, _STATUS_KEY, _ERROR_KEY, _KIND_KEY))
 _EVENT_KEYS: Final = ("event", "message")
 _STATUS_ERROR: Final = 2
 _CHILD_OF: Final = "CHILD_OF"
@@ -136,16 +137,17 @@ class JaegerJsonReader:
         """Groups by process and scope, whatever trace they are in."""
         groups: dict[tuple[Any, ...], tuple[Process | None, list[Span]]] = {}
         keys: dict[int, Any] = {}
+        last: tuple[Any, ...] | None = None
+        spans: list[Span] = []
         for node, process in pairs:
-            key = keys.get(id(process))
-            if key is None:
-                key = keys[id(process)] = _process_key(process)
             scope, span = self._spans.make(node)
-            found = groups.get((key, scope))
-            if found is None:
-                groups[key, scope] = (process, [span])
-            else:
-                found[1].append(span)
+            if last is None or last[0] is not process or last[1] != scope:
+                last = (process, scope)
+                key = keys.get(id(process))
+                if key is None:
+                    key = keys[id(process)] = _process_key(process)
+                spans = groups.setdefault((key, scope), (process, []))[1]
+            spans.append(span)
         for (_, scope), (process, spans) in groups.items():
             self._sink.columns.add(name, _resource(process), scope, spans)
 
@@ -160,8 +162,6 @@ class SpanMaker:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._declared = frozenset(vocabulary.span)
         self._event_names = vocabulary.event_names
-        special = (*_SCOPE_KEYS, _STATUS_KEY, _ERROR_KEY, _KIND_KEY)
-        self._wanted = self._declared | frozenset(special)
 
     def make(self, node: Node) -> tuple[str | None, Span]:
         """Returns the scope's name and the span."""
@@ -169,18 +169,18 @@ class SpanMaker:
         attributes: list[KeyValue] = []
         for tag in node.tags or ():
             key = tag.key
-            if key not in self._wanted:
-                continue
             value = tag.value
             if key in self._declared:
                 attributes.append(KeyValue(key, plain_value(value)))
+            if key not in _SPECIAL_KEYS:
+                continue
             if key == _KIND_KEY:
                 kind = _KINDS.get(str(value).lower(), 0)
             elif key == _STATUS_KEY:
                 code = max(code, {"OK": 1, "ERROR": _STATUS_ERROR}.get(str(value).upper(), 0))
             elif key == _ERROR_KEY:
                 code = _STATUS_ERROR if str(value).lower() == "true" else code
-            elif key in _SCOPE_KEYS:
+            else:
                 scope = str(value)
         start_ns, end_ns = node.start_ns, node.end_ns
         if start_ns is None and node.start is not None:

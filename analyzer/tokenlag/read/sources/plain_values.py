@@ -53,6 +53,8 @@ def padded_id(value: str | int | None, n_digits: int) -> str:
     Integers are what Thrift and Cassandra have, signed. What is not hex stays as it is:
     it may be base64.
     """
+    if type(value) is str and len(value) == n_digits:
+        return value
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value & (1 << (4 * n_digits)) - 1:0{n_digits}x}"
     if not isinstance(value, str) or not value:

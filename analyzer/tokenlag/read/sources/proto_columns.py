@@ -19,7 +19,16 @@ from tokenlag.read.messages import Losses
 from tokenlag.read.sources.otlp_series import SPAN_ID_BYTES, TRACE_ID_BYTES
 from tokenlag.read.sources.otlp_values import CONVERTERS, is_empty
 from tokenlag.read.sources.proto_values import any_value
-from tokenlag.read.sources.proto_wire import Buffer, Int64s, KeyTable, Part, UnusualError, gather
+from tokenlag.read.sources.proto_wire import (
+    KEY_TAG,
+    VALUE_TAG,
+    Buffer,
+    Int64s,
+    KeyTable,
+    Part,
+    UnusualError,
+    gather,
+)
 from tokenlag.read.spans import dtype
 from tokenlag.read.vocabulary import RESOURCE_PREFIX, Vocabulary
 
@@ -32,7 +41,6 @@ _TRACE_ID, _SPAN_ID, _PARENT_ID, _NAME, _KIND = 0x0A, 0x12, 0x22, 0x2A, 0x30
 _START, _END, _ATTRIBUTES, _EVENTS, _STATUS = 0x39, 0x41, 0x4A, 0x5A, 0x7A
 _CODE: Final = 0x18
 _EVENT_TIME, _EVENT_NAME, _EVENT_ATTRIBUTES = 0x09, 0x12, 0x1A
-_KEY, _VALUE = 0x0A, 0x12
 _TEXT, _TRUTH, _WHOLE, _NUMBER, _ARRAY = 0x0A, 0x10, 0x18, 0x21, 0x2A
 _ARRAY_VALUES: Final = 0x0A
 _PLAIN_TAGS: Final = {
@@ -322,14 +330,18 @@ def _attributes(
     """The columns of the declared keys that occur."""
     if not len(items.owner):
         return []
-    parts = buffer.parts(items.begin, items.end, [_KEY, _VALUE])
-    keys, values = gather(parts, _KEY), gather(parts, _VALUE)
-    _check_single(keys, len(items.owner))
-    _check_single(values, len(items.owner))
-    found = table.find(buffer, keys.begin, keys.end)
-    of_item = np.full(len(items.owner), -1, np.int64)
-    of_item[keys.owner] = found
-    of_value = of_item[values.owner]
+    pairs = buffer.pairs(items.begin, items.end)
+    if pairs is not None:
+        keys, values = pairs
+        of_value = table.find(buffer, keys.begin, keys.end)
+    else:
+        parts = buffer.parts(items.begin, items.end, [KEY_TAG, VALUE_TAG])
+        keys, values = gather(parts, KEY_TAG), gather(parts, VALUE_TAG)
+        _check_single(keys, len(items.owner))
+        _check_single(values, len(items.owner))
+        of_item = np.full(len(items.owner), -1, np.int64)
+        of_item[keys.owner] = table.find(buffer, keys.begin, keys.end)
+        of_value = of_item[values.owner]
     columns = []
     order = np.argsort(of_value, kind="stable")
     bounds = np.searchsorted(of_value[order], np.arange(len(table.keys) + 1))

@@ -22,6 +22,7 @@ Uint64s = np.ndarray[Any, np.dtype[np.uint64]]
 
 PADDING: Final = 32  # zero bytes behind the data, so that a look ahead stays inside
 FEW_MESSAGES: Final = 24  # below it, a plain loop is faster than a step
+KEY_TAG, VALUE_TAG = 0x0A, 0x12  # of an attribute
 MAX_STEPS: Final = 4096  # fields of one message, where many messages are taken together
 
 
@@ -134,6 +135,24 @@ class Buffer:
             for tag, pieces in found.items()
             if pieces
         }
+
+    def pairs(self, begin: Int64s, end: Int64s) -> tuple[Part, Part] | None:
+        """Returns keys and values of messages that are nothing but one of each, in this order.
+
+        That is how all writers have attributes; `None` if it is not so, which says nothing
+        of whether they are right.
+        """
+        every = np.arange(len(begin))
+        if (self.bytes[begin] != KEY_TAG).any():
+            return None
+        length, key = self.varints(begin + 1)
+        key_end = key + length
+        if ((length < 0) | (key_end >= end)).any() or (self.bytes[key_end] != VALUE_TAG).any():
+            return None
+        length, value = self.varints(key_end + 1)
+        if (value + length != end).any():
+            return None
+        return Part(every, key, key_end), Part(every, value, end)
 
     def _step(self, at: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Returns the tag at each offset, and where its value begins and ends."""
