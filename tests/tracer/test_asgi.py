@@ -423,6 +423,48 @@ def test_a_disconnect_after_the_answer_is_none() -> None:
     assert names.ERROR_TYPE not in _request(bench.settle()).attributes
 
 
+VLLM_ERROR = b'data: {"error": {"message": "WORDS", "type": "InternalServerError", "code": 500}}'
+TYPED_ERROR = (
+    b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error","message":"WORDS"}}'
+)
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        (VLLM_ERROR, "500"),
+        (TYPED_ERROR, "overloaded_error"),
+        (b'data: {"error": "WORDS of a sentence"}', "stream_error"),
+        (b'data: {"error": {"type": "WORDS of a sentence", "code": true}}', "stream_error"),
+        (b'data: {"response": {"error": null}, "error": null}', None),
+        (b'data: {"choices":[{"delta":{"content":"{\\"error\\": 1}"}}]}', None),
+    ],
+)
+@pytest.mark.parametrize("n_before", [0, 3])
+def test_an_error_told_in_a_stream_whose_status_was_200(
+    clock: Clock, event: bytes, expected: str | None, n_before: int
+) -> None:
+    bench = Bench()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(_start())
+        for _ in range(n_before):
+            clock.pass_ms(10)
+            await send(_part(_delta("a")))
+        clock.pass_ms(10)
+        await send(_part(event + b"\n\n"))
+        await send(_part(b"data: [DONE]\n\n", more=False))
+
+    Exchange(TraceMiddleware(app, recorder=bench.front()))
+    row = _request(bench.settle())
+    assert row.attributes.get(names.ERROR_TYPE) == expected
+    assert row.is_error is (expected is not None)
+    assert "WORDS" not in repr(bench.out.rows)
+    if expected is not None:  # and it is no token
+        last_ns = row.attributes.get(names.LAST_TOKEN_NS)
+        assert last_ns == (30_000_000 if n_before else None)
+
+
 @pytest.mark.parametrize("status", [200, 404, 429, 503])
 def test_a_status_of_failure_is_the_error(status: int) -> None:
     bench = Bench()

@@ -295,6 +295,18 @@ def test_a_stream_through_httpx(now: list[int]) -> None:
 
 
 @needs_httpx
+def test_an_error_told_in_a_stream_whose_status_was_200(now: list[int]) -> None:
+    failed = _event({"error": {"message": "MARKED", "type": "InternalServerError", "code": 500}})
+    upstream = Upstream(now, [*PARTS[:2], failed, PARTS[-1]])
+    with upstream.client() as client, client.stream("POST", URL, json=BODY) as response:
+        response.read()
+    row = _span(upstream.bench)
+    assert row.attributes[names.ERROR_TYPE] == "500"
+    assert row.attributes[names.CLIENT_CHUNKS] == 1
+    assert "MARKED" not in repr(upstream.bench.out.rows)
+
+
+@needs_httpx
 def test_a_stream_through_httpx_and_asyncio(now: list[int]) -> None:
     upstream = Upstream(now, PARTS)
 

@@ -155,6 +155,29 @@ def test_several_sequences_of_one_request() -> None:
     assert outer.attributes[names.FIRST_TOKEN_NS] == 2 * MS
 
 
+def test_what_a_sequence_finds_of_its_sibling_s_is_no_reuse_of_the_request() -> None:
+    bench = Bench()
+    engine, front = bench.engine(), bench.front()
+    request = front.arrived("r", at_ns=0, choice_count=2)
+    indexes = [engine.queued("r", at_ns=MS, sequence=n, prompt_tokens=80) for n in range(2)]
+    # The second of the two is the first to be scheduled.
+    engine.record_step(MS, 2 * MS, prefill=[(indexes[1], 64, 16)])
+    engine.record_step(2 * MS, 3 * MS, prefill=[(indexes[0], 16, 64)], joined=indexes[1:])
+    for index in indexes:
+        engine.finished(index, "stop", at_ns=3 * MS)
+    request.finished(at_ns=4 * MS)
+    [outer] = named(bench.settle(), names.SPAN_REQUEST)
+    assert outer.attributes[names.USAGE_CACHED_TOKENS] == 16
+
+
+def test_a_front_end_that_is_done_at_the_clock_s_zero_is_done() -> None:
+    bench = Bench()
+    front = bench.front()
+    front.arrived("r", at_ns=-MS).finished(at_ns=0, finish_reasons=["stop"])
+    assert len(named(bench.settle(), names.SPAN_REQUEST)) == 1
+    assert len(bench.collector._requests) == 0
+
+
 def test_an_id_that_is_learnt_late() -> None:
     bench = Bench()
     engine, front = bench.engine(), bench.front()
@@ -330,6 +353,8 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(table) == 100
     assert table.n_evicted == 1900
     assert len(table._by_span) + len(table._of) + len(table._by_request_id) <= 200
+    [state] = bench.collector._engines.values()
+    assert len(state.sequences) <= 100, "what is given up is forgotten by its engine, too"
 
 
 # --- sampling -------------------------------------------------------------------------------------

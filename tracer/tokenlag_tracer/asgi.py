@@ -50,8 +50,8 @@ class RequestInFlight:
 
     __slots__ = (
         "_delivery_max_ns", "_delivery_ns", "_first_ns", "_is_complete", "_is_done", "_is_sse",
-        "_last_ns", "_ready_ns", "_splitter", "_status", "_told", "arrived_ns", "rendered_ns",
-        "request",
+        "_last_ns", "_ready_ns", "_splitter", "_status", "_stream_error", "_told", "arrived_ns",
+        "rendered_ns", "request",
     )  # fmt: skip
 
     def __init__(self, request: FrontRequest, arrived_ns: int = 0) -> None:
@@ -65,6 +65,7 @@ class RequestInFlight:
         self._delivery_ns = 0
         self._delivery_max_ns = 0
         self._status = 0
+        self._stream_error: str | None = None
         self._is_sse = False
         self._is_complete = False
         self._is_done = False
@@ -123,6 +124,9 @@ class RequestInFlight:
         self._delivery_max_ns = max(self._delivery_max_ns, wait_ns)
         if not self._is_sse:
             return
+        if sse.ERROR_MARK in body and (error_type := sse.error_in(body)) is not None:
+            self._stream_error = error_type
+            return
         splitter = self._splitter
         if splitter is not None:
             if not any(sse.read(data).has_content for data in splitter.feed(body)):
@@ -136,7 +140,8 @@ class RequestInFlight:
         """The last part was taken."""
         self._is_complete = True
         status = self._status
-        self.finish(at_ns=at_ns, error_type=str(status) if status >= 400 else None)
+        error_type = str(status) if status >= 400 else self._stream_error
+        self.finish(at_ns=at_ns, error_type=error_type)
 
     def disconnected(self) -> None:
         """The caller is gone."""

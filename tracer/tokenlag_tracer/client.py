@@ -164,6 +164,7 @@ class Answer:
         self._body: list[bytes] = []
         self._n_bytes = 0
         self._is_over = False
+        self._error_type: str | None = None
         call.is_answered = True
         call.told(request_id=headers.get("x-request-id"))
         call.told(stream=self._is_stream)
@@ -186,6 +187,7 @@ class Answer:
 
     def _note(self, told: sse.Told) -> None:
         self._is_over = self._is_over or told.is_end or told.finish_reason is not None
+        self._error_type = self._error_type or told.error_type
         call = self._call
         if told.response_id is not None and call._told.get("request_id") is None:
             call.told(request_id=told.response_id)
@@ -198,7 +200,7 @@ class Answer:
         if self._body and self._n_bytes <= MAX_BODY_BYTES:
             self._note(sse.read(b"".join(self._body)))
         self._body = []
-        self._call.end(str(self._status) if self._status >= 400 else None)
+        self._call.end(str(self._status) if self._status >= 400 else self._error_type)
 
     def closed(self) -> None:
         """The caller closed it; an answer that had not ended was given up."""

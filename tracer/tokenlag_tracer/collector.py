@@ -85,7 +85,7 @@ class Collector:
         self._open_until_ns = 0
         resources[0] = dict(own_resource)
         sampler = Sampler(config)
-        self._requests = RequestTable(sampler.decide, 0, new_id, new_trace_id)
+        self._requests = RequestTable(sampler.decide, 0, new_id, new_trace_id, self._let_go)
         self.n_records = 0
         self.n_bad = 0
         self.n_stalls = 0
@@ -281,6 +281,10 @@ class Collector:
 
     def _engine_of(self, sequence: Sequence) -> EngineState | None:
         return self._engines.get((sequence.engine_id, sequence.epoch_ns))
+
+    def _let_go(self, sequence: Sequence) -> None:
+        if (engine := self._engine_of(sequence)) is not None:
+            engine.sequences.pop(sequence.index, None)
 
     def _send(self, rows: list[Row], now_ns: int) -> None:
         if not rows:

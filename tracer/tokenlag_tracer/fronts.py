@@ -181,7 +181,10 @@ def _fill_from_engines(values: Fields, sequences: Sequence[EngineSequence]) -> N
         if values.get(key) is None:
             values[key] = first.get(name)
     if values.get(names.USAGE_CACHED_TOKENS) is None:
-        values[names.USAGE_CACHED_TOKENS] = sequences[0].n_cached
+        # Of several sequences the first to start finds what others left; the rest find, and do
+        # not compute again, what it has computed: no reuse that the request came with.
+        counts = [n for sequence in sequences if (n := sequence.n_cached) is not None]
+        values[names.USAGE_CACHED_TOKENS] = min(counts, default=None)
     if values.get(names.USAGE_OUTPUT_TOKENS) is None:
         outputs = [sequence.n_output for sequence in sequences]
         known = [n for n in outputs if n is not None]

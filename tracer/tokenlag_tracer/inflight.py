@@ -55,6 +55,7 @@ class RequestTable:
         decide: of a request that is done, how many it stands for; None: it is left out.
         new_id: makes span ids.
         resource: number of the front end's own resource.
+        let_go: is told of each sequence that is given up before its end was told.
     """
 
     def __init__(
@@ -63,11 +64,13 @@ class RequestTable:
         resource: int,
         new_id: Callable[[], int] = identity.new_span_id,
         new_trace_id: Callable[[], int] = identity.new_trace_id,
+        let_go: Callable[[Sequence], None] = lambda _: None,
     ) -> None:
         self._decide = decide
         self._new_id = new_id
         self._new_trace_id = new_trace_id
         self._resource = resource
+        self._let_go = let_go
         self._open: OrderedDict[int, OpenRequest] = OrderedDict()  # by id()
         self._by_request_id: dict[str, OpenRequest] = {}
         self._by_span: dict[int, OpenRequest] = {}
@@ -187,6 +190,8 @@ class RequestTable:
         while len(self._open) > MAX_OPEN:
             _, oldest = self._open.popitem(last=False)
             self._forget(oldest)
+            for sequence in oldest.sequences:
+                self._let_go(sequence)
             self.n_evicted += 1
         return request
 
@@ -272,7 +277,11 @@ class RequestTable:
         rows: list[Row] = []
         if request.is_kept:
             weight = request.weight if request.weight != 1 else None
-            if front is not None and not front.is_written and (front.done_ns or is_last):
+            if (
+                front is not None
+                and not front.is_written
+                and (front.done_ns is not None or is_last)
+            ):
                 rows += front_rows(
                     front, request.sequences, request.trace_id, weight, self._resource,
                     self._new_id,
@@ -282,6 +291,6 @@ class RequestTable:
                 if front is None and sequence.context is not None:
                     parent_id = sequence.context.span_id
                 rows += sequence.rows(request.trace_id, parent_id, weight, self._new_id)
-        if front is not None and front.done_ns:
+        if front is not None and front.done_ns is not None:
             front.is_written = True
         return rows

@@ -6,11 +6,16 @@ Text is looked at to see whether there is some, and let go.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
 MAX_EVENT_BYTES: Final = 1 << 22
+# What an event that tells of an error holds. In text of an answer the quotes are escaped.
+ERROR_MARK: Final = b'"error"'
+# A word of a program's, never a sentence: messages may quote the prompt.
+_ERROR_WORD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,63}")
 _TEXT_KEYS: Final = ("content", "reasoning_content", "reasoning", "text", "refusal")
 DONE: Final = b"[DONE]"
 
@@ -52,6 +57,7 @@ class Told:
         input_tokens: prompt tokens.
         output_tokens: tokens generated.
         cached_tokens: of the prompt, not computed.
+        error_type: it says that the request failed; the status, or a word for the error.
         body: the event itself, for those who look for more.
     """
 
@@ -63,6 +69,7 @@ class Told:
     input_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None
+    error_type: str | None = None
     body: dict[str, Any] | None = None
 
 
@@ -104,6 +111,8 @@ def _read_head(told: Told, body: dict[str, Any]) -> None:
     for choice in choices if isinstance(choices, list) else ():
         if isinstance(choice, dict) and isinstance(value := choice.get("finish_reason"), str):
             told.finish_reason = value
+    if body.get("error"):
+        told.error_type = _error_word(body["error"])
     usage = body.get("usage")
     if not isinstance(usage, dict):
         return
@@ -112,6 +121,27 @@ def _read_head(told: Told, body: dict[str, Any]) -> None:
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
     if isinstance(details, dict):
         told.cached_tokens = _count(details, "cached_tokens")
+
+
+def error_in(data: bytes) -> str | None:
+    """Returns what a part of a stream says of an error; None if it tells of none.
+
+    A stream's status is sent before its first token, so what fails later is told in an event.
+    """
+    for event in EventSplitter().feed(data + b"\n\n"):
+        if (error_type := read(event).error_type) is not None:
+            return error_type
+    return None
+
+
+def _error_word(error: Any) -> str:
+    told = error if isinstance(error, dict) else {}
+    for value in (told.get("code"), told.get("type")):
+        if isinstance(value, int) and not isinstance(value, bool) and 400 <= value <= 599:
+            return str(value)
+        if isinstance(value, str) and _ERROR_WORD.fullmatch(value):
+            return value
+    return "stream_error"
 
 
 def _count(values: dict[str, Any], *keys: str) -> int | None:

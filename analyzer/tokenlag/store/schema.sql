@@ -80,7 +80,7 @@ create table requests (
     e2e_origin       varchar, -- as ttft_origin; 'derived' where the end is the engine's
     tpot_ms          double,        -- (last token − first token) / (n_output − 1), n_output ≥ 2
     n_preemptions    bigint,        -- of all its sequences
-    n_computed       bigint,        -- prompt tokens really prefilled, recomputation included; NULL if not told
+    n_computed       bigint,        -- prompt tokens really prefilled by all its sequences, recomputation included; NULL if not told
     finish_reason    varchar, -- 'stop', 'length', 'abort', …; a comma list where sequences differ
     error_type       varchar, -- error.type of the server, else of the client
     is_aborted       boolean not null, -- ended by the client or an error before it was done

@@ -134,7 +134,7 @@ select
     l.rid, 'contract' as dialect, 1 as trust, any_value(e.tid) as tid, any_value(e.pid) as pid,
     any_value(e.trace_id) as trace_id, any_value(e.request_id) as request_id,
     any_value(e.operation_name) as operation, any_value(e.request_model) as model,
-    max(e.usage_input_tokens) as n_prompt, max(e.usage_cached_tokens) as n_cached,
+    max(e.usage_input_tokens) as n_prompt, min(e.usage_cached_tokens) as n_cached,
     sum(e.usage_output_tokens) as n_output,
     least(min(e.start_ns), min(p.start_ns)) as arrival_ns,
     case when count(e.end_ns) = count(*) then max(e.end_ns) end as end_ns,

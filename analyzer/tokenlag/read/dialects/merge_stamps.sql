@@ -45,7 +45,7 @@ group by s.gid;
 create table staging.m_engine_stamps as
 select gid, min(start_ns) as engine_ns, max(end_ns) as end_ns, sum(n_preemptions) as n_preemptions,
     sum(n_output) as n_output, max(n_output) as n_longest, max(n_prompt) as n_prompt,
-    max(n_cached) as n_cached
+    min(n_cached) as n_cached  -- of several the later ones find what the first one computed
 from m_sequences where gid is not null group by gid;
 
 -- --- requests --------------------------------------------------------------------------------------------

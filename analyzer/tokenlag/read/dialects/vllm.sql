@@ -71,7 +71,7 @@ select
     any_value(trace_id) as trace_id, any_value(request_id) as request_id,
     any_value(operation_name) as operation, any_value(model) as model,
     greatest(max(n_choices), count(*)) as n_choices, max(request_max_tokens) as n_max_output,
-    max(n_prompt) as n_prompt, max(n_cached) as n_cached, sum(n_output) as n_output,
+    max(n_prompt) as n_prompt, min(n_cached) as n_cached, sum(n_output) as n_output,
     min(start_ns) as arrival_ns, min(start_ns + ttft_ns) as first_token_ns,
     max(case when ttft_ns is not null then end_ns end) as last_token_ns, max(end_ns) as end_ns,
     min(ttft_ns) / 1e6 as ttft_ms, (max(end_ns) - min(start_ns)) / 1e6 as e2e_ms,
