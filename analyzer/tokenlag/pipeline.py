@@ -191,6 +191,8 @@ def read_traces(
     """Loads the traces and those of `--baseline-traces` into the store."""
     from tokenlag.read.kept import rows_schema
     from tokenlag.read.load import load_traces, vocabulary
+    from tokenlag.read.stores import any_store
+    from tokenlag.read.stores.asked import Asked
     from tokenlag.store.cache import Cache
     from tokenlag.store.cachefolder import max_bytes
 
@@ -203,6 +205,15 @@ def read_traces(
             request.since, request.until, request.baseline,
             has_baseline_traces=bool(request.baseline_traces), now_ns=now_ns, tz=tz,
         )  # fmt: skip
+    if any_store(request.baseline_traces):
+        raise UsageError(
+            "a trace store cannot be a baseline of its own, or be compared",
+            hint="name two times of one store: --since 1h --baseline 1h",
+        )
+    asked = Asked(
+        request.since, request.until, request.since_end, request.baseline,
+        now_ns=now_ns, tz=tz, by_engine=request.by == "engine",
+    )  # fmt: skip
     with ExitStack() as stack:
         cache = None
         if request.cache_folder is not None:
@@ -213,6 +224,7 @@ def read_traces(
             return load_traces(
                 store, paths, dataset=dataset, work_dir=work,
                 n_workers=request.n_workers, progress=share, cache=cache, needed_ns=needed,
+                asked=asked if dataset == 0 else None,
             )  # fmt: skip
 
         results = [load(request.paths, 0, needed_ns)]
@@ -231,6 +243,7 @@ def choose_windows(store: Store, request: Request, *, now_ns: int, tz: tzinfo) -
         UsageError: the window (or the baseline that was asked for) holds no request.
     """
     from tokenlag.explain.run import WindowRow, find_change
+    from tokenlag.read.stores import any_store
 
     span = _span(store, 0)
     if span is None:
@@ -254,10 +267,13 @@ def choose_windows(store: Store, request: Request, *, now_ns: int, tz: tzinfo) -
             raise UsageError(f"no request in {', '.join(request.baseline_traces)}")
         row = WindowRow("baseline", 1, other[0], other[1] + 1, "traces")
         return Choice(window, [current, row], "--baseline-traces")
-    earlier = resolve_baseline(
-        request.baseline, window,
-        now_ns=now_ns, tz=tz, data_start_ns=start_ns, data_end_ns=end_ns,
-    )  # fmt: skip
+    earlier = None
+    if request.baseline or not any_store(request.paths):
+        # What came from a store from before the window is only what was still under way in it.
+        earlier = resolve_baseline(
+            request.baseline, window,
+            now_ns=now_ns, tz=tz, data_start_ns=start_ns, data_end_ns=end_ns,
+        )  # fmt: skip
     if earlier is not None:
         n = _count(store, 0, earlier.start_ns, earlier.end_ns)
         if request.baseline and n == 0:

@@ -23,6 +23,8 @@ from tokenlag.read.loadtest.stage import join_load_tests
 from tokenlag.read.memberships import Memberships, decode_memberships
 from tokenlag.read.reading import ReadResult, read_spans
 from tokenlag.read.spans import CORE_SCHEMA, RowFiles, span_schema
+from tokenlag.read.stores import is_store
+from tokenlag.read.stores.asked import Asked
 from tokenlag.read.vocabulary import RESOURCE_PREFIX, Vocabulary
 from tokenlag.store.cache import Cache
 from tokenlag.store.connection import Store, sql_identifier, sql_literal, sql_string_list
@@ -54,20 +56,22 @@ def load_traces(
     progress: Progress | None = None,
     cache: Cache | None = None,
     needed_ns: tuple[int, int] | None = None,
+    asked: Asked | None = None,
 ) -> ReadResult:
-    """Read trace files into the store's canonical tables.
+    """Read trace files, and spans out of trace stores, into the store's canonical tables.
 
     May be called once for each dataset; rows of different datasets are never joined.
 
     Args:
         store: where the rows go.
-        paths: files, folders or globs, as `read_spans` takes them.
+        paths: files, folders or globs, as `read_spans` takes them, and addresses of stores.
         dataset: 0 for the traces under diagnosis, 1 for the baseline's.
         work_dir: an existing folder for Parquet files; they stay until the caller removes it.
         n_workers: processes that parse; by the machine if None.
         progress: called with the bytes read and the bytes in all.
         cache: what earlier runs read, and where this one's is kept; open as long as the store.
         needed_ns: the time of interest; what is known to lie outside need not be loaded.
+        asked: the times that are wanted of trace stores.
 
     Returns:
         What was read: files, counts, notes, problems.
@@ -77,10 +81,18 @@ def load_traces(
     """
     out_dir = work_dir / f"spans-{dataset}"
     out_dir.mkdir(parents=True, exist_ok=True)
-    result = read_spans(
-        paths, out_dir, vocabulary(), n_workers=n_workers, progress=progress,
-        cache=cache, needed_ns=needed_ns,
-    )  # fmt: skip
+    urls = [str(path) for path in paths if is_store(path)]
+    result = ReadResult()
+    if len(urls) < len(paths) or not urls:
+        files = [path for path in paths if not is_store(path)]
+        result = read_spans(
+            files, out_dir, vocabulary(), n_workers=n_workers, progress=progress,
+            cache=cache, needed_ns=needed_ns,
+        )  # fmt: skip
+    if urls:
+        from tokenlag.read.stores.pull import pull_stores
+
+        pull_stores(urls, asked, result, out_dir, vocabulary(), progress)
     _add_load_tests(result, out_dir)
     notes = result.notes
     store.insert(

@@ -1,0 +1,1 @@
+toUnixTimestamp64Nano(Timestamp) + toInt64(Duration)

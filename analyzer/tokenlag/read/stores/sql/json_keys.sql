@@ -1,0 +1,1 @@
+JSONAllPaths(${HELD})

@@ -1,0 +1,5 @@
+ifNull(multiIf(
+    dynamicType(${PATH}) = 'None', '',
+    startsWith(dynamicType(${PATH}), 'Array'), toJSONString(${PATH}),
+    toString(${PATH})
+), '')

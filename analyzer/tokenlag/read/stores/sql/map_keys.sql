@@ -1,0 +1,1 @@
+mapKeys(${HELD})

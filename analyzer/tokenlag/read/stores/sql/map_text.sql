@@ -1,0 +1,1 @@
+if(mapContains(${HELD}, ${KEY}), ${HELD}[${KEY}], null)

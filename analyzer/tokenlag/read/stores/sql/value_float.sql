@@ -1,0 +1,1 @@
+if(isFinite(toFloat64OrNull(trimBoth(${RAW}))), toFloat64OrNull(trimBoth(${RAW})), null)
