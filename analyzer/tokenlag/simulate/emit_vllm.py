@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from tokenlag_tracer import conventions as names
 
+from tokenlag.simulate.emit_gateway import gateway_spans, upstream_id
 from tokenlag.simulate.log import EpochLog
 from tokenlag.simulate.otlp_json import AttributeValue, Scope, Span, span_text
 from tokenlag.simulate.run import Run
@@ -45,6 +46,7 @@ def spans(run: Run, timeline: Timeline) -> Iterator[tuple[int, int, str]]:
     """Yield end (unix ns), number of the epoch's resource, and text of each span."""
     ids = random.Random(f"vllm ids {run.key}")
     delivery_s = run.variant.edge.delivery_ms / 1e3
+    gateway = run.variant.gateway
     for request in run.requests:
         if request.done_s is None or request.error or request.is_ghost or run.gave_up(request):
             continue
@@ -76,7 +78,7 @@ def spans(run: Run, timeline: Timeline) -> Iterator[tuple[int, int, str]]:
         span = Span(
             trace_id=of.trace,
             span_id=f"{ids.getrandbits(64):016x}",
-            parent_id=of.client,
+            parent_id=of.client if gateway is None else upstream_id(of.request),
             name=SPAN_NAME,
             kind=names.KIND_SERVER,
             start_ns=timeline.ns(request.arrival_s),
@@ -84,3 +86,11 @@ def spans(run: Run, timeline: Timeline) -> Iterator[tuple[int, int, str]]:
             attributes=attributes,
         )
         yield span.end_ns, request.epoch, span_text(span, extra=_FLAGS)
+        if gateway is None:
+            continue
+        heard_s = processed_s + run.variant.edge.network_ms / 1e3
+        for span in gateway_spans(
+            gateway, request, timeline, trace_id=of.trace, request_id=of.request,
+            parent_id=None, heard_s=heard_s, model=run.variant.model,
+        ):  # fmt: skip
+            yield span.end_ns, len(run.epochs), span_text(span)

@@ -110,9 +110,9 @@ def write_traces(
         has_replica = "replica" not in dropped
         resources = [resource_of(run, log, has_replica=has_replica) for log in run.epochs]
         scopes = [Scope()] * len(resources)
-        if run.variant.gateway is not None:
-            resources.append(run.variant.gateway.resource)
-            scopes.append(run.variant.gateway.scope)
+    if run.variant.gateway is not None:
+        resources.append(run.variant.gateway.resource)
+        scopes.append(run.variant.gateway.scope)
     if damage.duplicate_frac:
         chance = random.Random(f"duplicates {run.seed}")
         spans += [span for span in spans if chance.random() < damage.duplicate_frac]
