@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from benchmarks.lab.loadgen import Stream
@@ -21,6 +21,11 @@ class Fault:
         seconds: how long requests are sent.
         seed: draws the load.
         n_hogs: processes that take all the CPU they get, from `hog_from_s` on.
+        pause_every_s: the engine is stopped so often, for `pause_s`; 0: never.
+        proxy: an nginx in front: `buffering`, or `plain`, which hands on what comes.
+        is_cold: the load begins with the server's first request.
+        has_client_spans: the clients write their own spans.
+        baseline: another run that it is to be compared with.
     """
 
     name: str
@@ -32,13 +37,20 @@ class Fault:
     seed: int = 1
     n_hogs: int = 0
     hog_from_s: float = 0.0
-    told: dict[str, str] = field(default_factory=dict)
+    pause_every_s: float = 0.0
+    pause_s: float = 0.0
+    proxy: str = ""
+    is_cold: bool = False
+    has_client_spans: bool = False
+    baseline: str = ""
 
 
 _ROOMY: Final = (
     "--max-model-len", "16384", "--max-num-seqs", "32", "--max-num-batched-tokens", "2048",
 )  # fmt: skip
 _CHAT: Final = (Stream(rate=2.5, prompt=(100, 400), output=(20, 40)),)
+_LONGER: Final = (Stream(rate=1.2, prompt=(100, 300), output=(60, 100)),)
+_SHARED: Final = (Stream(rate=2.0, prompt=(1800, 1900), prefix=1760, output=(10, 20)),)
 
 FAULTS: Final = (
     Fault(
@@ -68,6 +80,92 @@ FAULTS: Final = (
             "culprit": "docs", "notes": ["short-behind-long-prompt"],
         },
         seconds=30.0,
+    ),
+    Fault(
+        "prefix-cached",
+        "prompts that have 1,760 of 1,900 tokens in common, which are cached",
+        _ROOMY,
+        _SHARED,
+        {"healthy": True},
+    ),
+    Fault(
+        "prefix-uncached",
+        "the same without prefix caching",
+        (*_ROOMY, "--no-enable-prefix-caching"),
+        _SHARED,
+        {"cause": "prefix-reuse-lost", "symptom": "ttft"},
+        baseline="prefix-cached",
+    ),
+    Fault(
+        "kv-small",
+        "room for 2,240 tokens, which eight answers outgrow",
+        (
+            "--max-model-len", "2048", "--max-num-seqs", "32", "--max-num-batched-tokens", "2048",
+            "--block-size", "32", "--num-gpu-blocks-override", "70", "--no-enable-prefix-caching",
+        ),
+        (Stream(rate=3.0, prompt=(100, 200), output=(200, 300)),),
+        {"cause": "kv-preemption-thrash"},
+        seconds=25.0,
+    ),
+    Fault(
+        "cpu-hog",
+        "four busy loops beside the engine, in the second half",
+        _ROOMY,
+        _LONGER,
+        {"cause": "steps-run-slow", "symptom": "itl"},
+        seconds=50.0,
+        n_hogs=4,
+        hog_from_s=25.0,
+    ),
+    Fault(
+        "pauses",
+        "the engine is stopped for 1.2 s every 6 s",
+        _ROOMY,
+        _LONGER,
+        {"cause": "periodic-pauses", "symptom": "itl"},
+        pause_every_s=6.0,
+        pause_s=1.2,
+    ),
+    Fault(
+        "proxy-plain",
+        "nginx in front, which hands on what comes",
+        _ROOMY,
+        _LONGER,
+        {"healthy": True},
+        proxy="plain",
+        has_client_spans=True,
+    ),
+    Fault(
+        "proxy-buffering",
+        "nginx in front with `proxy_buffering on`, its default",
+        _ROOMY,
+        _LONGER,
+        {"cause": "slow-delivery"},
+        proxy="buffering",
+        has_client_spans=True,
+    ),
+    Fault(
+        "slow-reader",
+        "clients that read a token every 60 ms",
+        _ROOMY,
+        (Stream(rate=1.2, prompt=(100, 300), output=(60, 100), read_s=0.06),),
+        {"cause": "slow-delivery"},
+        has_client_spans=True,
+    ),
+    Fault(
+        "disconnects",
+        "half of the clients leave a second after sending",
+        _ROOMY,
+        (*_CHAT, Stream(rate=1.2, prompt=(100, 300), output=(800, 900), abort_s=1.0)),
+        {"healthy": True},
+    ),
+    Fault(
+        "cold-start",
+        "the load begins with the server's first request",
+        _ROOMY,
+        _CHAT,
+        {"cause": "cold-start"},
+        is_cold=True,
     ),
 )  # fmt: skip
 

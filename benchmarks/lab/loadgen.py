@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import random
+import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -21,9 +22,14 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 from urllib.parse import urlsplit
 
+from tokenlag_tracer.client import Call
+from tokenlag_tracer.front_recorder import FrontRecorder
+
 # Token ids that even the smallest model of the lab has.
 VOCABULARY: Final = (100, 1000)
 MAX_PREFIX: Final = 20_000
+# What a slow reader's socket holds, asked of the system, which doubles it and more.
+SLOW_BUFFER_BYTES: Final = 2048
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,7 @@ class Stream:
         prefix: so many first tokens are the same in all of the stream's prompts.
         n: sequences for each request.
         abort_s: the client goes away so long after sending; 0: it stays.
+        read_s: the client reads so seldom, a few hundred bytes at a time; 0: as they come.
     """
 
     rate: float = 0.0
@@ -53,6 +60,7 @@ class Stream:
     prefix: int = 0
     n: int = 1
     abort_s: float = 0.0
+    read_s: float = 0.0
 
 
 @dataclass
@@ -80,6 +88,7 @@ class Record:
     error: str | None = None
 
 
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Planned = tuple[float, Stream, Record, list[int]]
 
 
@@ -132,10 +141,27 @@ def plan(streams: Sequence[Stream], seconds: float, seed: int, name: str = "r") 
     return planned
 
 
+async def _connect(host: str, port: int, is_slow: bool) -> Connection:
+    """Returns a connection of its own; a slow reader's holds little on the way."""
+    connection = socket.socket()
+    if is_slow:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SLOW_BUFFER_BYTES)
+    connection.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(connection, (host, port))
+    limit = SLOW_BUFFER_BYTES if is_slow else 1 << 20
+    return await asyncio.open_connection(sock=connection, limit=limit)
+
+
 async def _exchange(
-    host: str, port: int, model: str, record: Record, prompt: Sequence[int]
+    base: tuple[str, int],
+    model: str,
+    stream: Stream,
+    record: Record,
+    prompt: Sequence[int],
+    call: Call | None,
 ) -> None:
-    """Sends one request and notes what comes back; the connection is its own."""
+    """Sends one request and notes what comes back."""
+    host, port = base
     body = json.dumps(
         {
             "model": model, "prompt": prompt, "max_tokens": record.n_output,
@@ -149,7 +175,7 @@ async def _exchange(
         f"X-Request-Id: {record.request_id}\r\nX-Tenant: {record.tenant}\r\n"
         f"X-Request-Start: t={time.time():.6f}\r\ntraceparent: {record.traceparent}\r\n\r\n"
     ).encode()
-    reader, writer = await asyncio.open_connection(host, port, limit=1 << 20)
+    reader, writer = await _connect(host, port, stream.read_s > 0)
     try:
         writer.write(head + body)
         status = await reader.readline()
@@ -165,6 +191,10 @@ async def _exchange(
             choices = event.get("choices") or ()
             if any(choice.get("text") for choice in choices):
                 record.chunks.append(round(time.time() - record.sent, 6))
+                if call is not None:
+                    call.chunk()
+            if stream.read_s:
+                await asyncio.sleep(stream.read_s)
     finally:
         writer.close()
 
@@ -174,20 +204,31 @@ async def _one(
     model: str,
     start: float,
     planned: tuple[float, Stream, Record, list[int]],
+    recorder: FrontRecorder | None,
 ) -> Record:
     at_s, stream, record, prompt = planned
     record.planned = start + at_s
     await asyncio.sleep(max(0.0, record.planned - time.time()))
     record.sent = time.time()
     record.sent_late_s = round(record.sent - record.planned, 6)
+    call = None
+    if recorder is not None:
+        intended_ns = time.monotonic_ns() - round(record.sent_late_s * 1e9)
+        call = Call(
+            recorder, operation="text_completion", model=model, stream=True, intended_ns=intended_ns
+        )
+        call.told(request_id=record.request_id)
+        record.traceparent = call.context.traceparent
     try:
         async with asyncio.timeout(stream.abort_s or None):
-            await _exchange(*base, model, record, prompt)
+            await _exchange(base, model, stream, record, prompt, call)
     except TimeoutError:
         record.error = "aborted"
     except (OSError, ValueError, IndexError, asyncio.IncompleteReadError) as error:
         record.error = type(error).__name__
     record.ended = time.time()
+    if call is not None:
+        call.end("cancelled" if record.error == "aborted" else record.error)
     return record
 
 
@@ -200,6 +241,7 @@ async def run_load(
     model: str = "tiny",
     name: str = "r",
     out: TextIO | None = None,
+    recorder: FrontRecorder | None = None,
 ) -> list[Record]:
     """Plays a mix against a server and returns what its clients saw.
 
@@ -211,6 +253,7 @@ async def run_load(
         model: name of the model.
         name: requests are called this and their number.
         out: records are written here, one JSON line each.
+        recorder: the clients' own spans go here.
 
     Raises:
         ValueError: the server is another machine.
@@ -220,7 +263,8 @@ async def run_load(
         raise ValueError(f"{url}: the lab loads servers of this machine only")
     base = parts.hostname, parts.port or 80
     start = time.time() + 0.5
-    tasks = [_one(base, model, start, planned) for planned in plan(streams, seconds, seed, name)]
+    plans = plan(streams, seconds, seed, name)
+    tasks = [_one(base, model, start, planned, recorder) for planned in plans]
     records = await asyncio.gather(*tasks)
     if out is not None:
         for record in records:
