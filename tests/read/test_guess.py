@@ -96,6 +96,7 @@ def test_prose_about_otlp_has_none() -> None:
         (b'{"TraceID": "AA==", "SpanID": 2}', JAEGER_JSON),
         (b'[{"traceId":"1","id":"2","timestamp":1,"localEndpoint":{}}]', ZIPKIN_JSON),
         (b'[[{"traceId":"1","id":"2","timestamp":1,"duration":1}]]', ZIPKIN_JSON),
+        (b'[{"traceId":"1","id":"2","name":"resourceLogs","localEndpoint":{}}]', ZIPKIN_JSON),
     ],
 )
 def test_formats_are_told_by_what_is_in_them(head: bytes, name: str) -> None:

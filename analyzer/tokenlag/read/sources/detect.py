@@ -7,17 +7,9 @@ from typing import Final
 
 from tokenlag.read.sources import proto_frames
 
-# One of these is in the first part of every file of OTLP JSON.
-_OTLP_MARKS: Final = (
-    b"resourceSpans",
-    b"resource_spans",
-    b'"batches"',
-    b"resourceLogs",
-    b"resource_logs",
-    b"resourceMetrics",
-    b"resource_metrics",
-    b"resourceProfiles",
-    b"resource_profiles",
+# One of these keys is in the first part of every file of OTLP JSON.
+_OTLP_KEY: Final = re.compile(
+    rb'"(?:batches|resource_?(?:[Ss]pans|[Ll]ogs|[Mm]etrics|[Pp]rofiles))"\s*:'
 )
 _JSON_LINE: Final = re.compile(rb"^[ \t\xef\xbb\xbf]*[{\[]", re.MULTILINE)
 _BLANK: Final = b"\xef\xbb\xbf \t\r\n"
@@ -41,8 +33,7 @@ def is_parquet(head: bytes) -> bool:
 
 def is_otlp_json(head: bytes) -> bool:
     """Whether it is OTLP JSON of any signal, or a query's answer that wraps it."""
-    is_otlp = any(mark in head for mark in _OTLP_MARKS)
-    return is_otlp and _JSON_LINE.search(head) is not None
+    return _OTLP_KEY.search(head) is not None and _JSON_LINE.search(head) is not None
 
 
 def is_json(head: bytes) -> bool:
