@@ -247,12 +247,29 @@ def print_by_kind(rows: list[dict[str, Any]]) -> None:
 
 
 def print_reliability(rows: list[dict[str, Any]]) -> None:
-    """How often stated causes are right, by their confidence."""
-    print("\nconfidence     right")
+    """How often stated causes are right, by their confidence and by whether they have a rival."""
+    said = [r for r in rows if r["said"]]
+    print(f"\n{'confidence':16} {'mean':>5}  right")
     for low, high in ((0.5, 0.6), (0.6, 0.7), (0.7, 0.8), (0.8, 0.9), (0.9, 1.01)):
-        inside = [r for r in rows if r["said"] and low <= (r["confidence"] or 0) < high]
-        n_right = sum(r["top1"] for r in inside)
-        print(f"{low:.1f} to {min(high, 1.0):.1f}     {share(n_right, len(inside))}")
+        inside = [r for r in said if low <= (r["confidence"] or 0) < high]
+        _print_right(f"{low:.1f} to {min(high, 1.0):.1f}", inside)
+    _print_right("without a rival", [r for r in said if not is_contested(r)])
+    _print_right("with a rival", [r for r in said if is_contested(r)])
+
+
+def _print_right(label: str, rows: list[dict[str, Any]]) -> None:
+    mean = f"{sum(r['confidence'] for r in rows) / len(rows):.2f}" if rows else "-"
+    print(f"{label:16} {mean:>5}  {share(sum(r['top1'] for r in rows), len(rows))}")
+
+
+# Two harms of one culprit, which are no rivals.
+TOGETHER = {"long-prompt-stalled-streams", "short-behind-long-prompt"}
+
+
+def is_contested(row: dict[str, Any]) -> bool:
+    """Whether another cause, one that follows from none, was stated beside the first."""
+    causes = {rule for rule, _, consequence_of, *_ in row["findings"] if consequence_of is None}
+    return len(causes) > 1 and not causes <= TOGETHER
 
 
 def report(rows: list[dict[str, Any]]) -> None:
