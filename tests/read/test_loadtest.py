@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tokenlag.errors import InputError
+from tokenlag.read.lines import MAX_TEXT_BYTES
 from tokenlag.read.loadtest.reader import is_load_test, read_file
 from tokenlag.read.loadtest.run import Run
 from tokenlag.simulate.emit_results import TOOLS, Sample, samples_of, write_result
@@ -176,6 +178,26 @@ def test_results_one_a_line_are_a_sweep(made: Simulated, tmp_path: Path) -> None
     path = written(made, tmp_path, "sglang")
     path.write_text(path.read_text() * 2)
     assert [run.max_concurrency for run in read_file(str(path))] == [32, 32]
+
+
+def test_a_run_that_was_stopped_loses_its_last_line_only(made: Simulated, tmp_path: Path) -> None:
+    path = written(made, tmp_path, "aiperf")
+    path.write_bytes(path.read_bytes()[:-100])
+    run = only(path)
+    assert run.metrics["ttft_ms"].n == 319
+    assert any("1 of its 320 lines" in text for text in run.translations)
+
+
+def test_records_of_any_size_are_read_as_they_come(made: Simulated, tmp_path: Path) -> None:
+    """More than the limit of one text, compressed as it may be."""
+    path = written(made, tmp_path, "aiperf")
+    lines = path.read_bytes()
+    n_times = MAX_TEXT_BYTES // len(lines) + 1
+    packed = tmp_path / "large.jsonl.gz"
+    with gzip.open(packed, "wb", compresslevel=1) as file:
+        for _ in range(n_times):
+            file.write(lines)
+    assert only(packed).metrics["ttft_ms"].n == 320 * n_times
 
 
 @pytest.mark.parametrize(

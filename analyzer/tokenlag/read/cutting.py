@@ -20,6 +20,7 @@ from tokenlag.read.lines import (
     whole_text,
 )
 from tokenlag.read.loadtest import find_format
+from tokenlag.read.loadtest.reader import read_stream
 from tokenlag.read.messages import Job
 from tokenlag.read.noticed import FileResult
 from tokenlag.read.parquet_parts import parquet_parts, spooled
@@ -65,7 +66,8 @@ def _tasks_of(file: InputFile, stream: Bytes, result: FileResult, work_dir: Path
     source = find_source(stream.head)
     if source is None:
         if (format_name := find_format(stream.head)) is not None:
-            _read_load_test(file, stream, result, format_name)
+            # Small beside traces: read here and now.
+            result.runs = read_stream(stream, format_name, file.name)
             return
         result.guess = guess(stream.head)
         return
@@ -149,17 +151,6 @@ def _file_tasks(
     for (start, end), (before, after) in zip(parts, itertools.pairwise(shares), strict=True):
         job = Job(file.name, str(path), start, end, source=source.name, n_parts=n_parts)
         yield Task(job, b"", result, after - before)
-
-
-def _read_load_test(file: InputFile, stream: Bytes, result: FileResult, name: str) -> None:
-    """A load test's result file is small: it is read here and now."""
-    from tokenlag.read.loadtest.reader import read_text
-
-    text = whole_text(stream.chunks())
-    if text is None:
-        result.too_long = f"a load test's result of more than {MAX_TEXT_BYTES >> 20} MB"
-        return
-    result.runs = read_text(text, name, file.name)
 
 
 def _gathered(chunks: Iterator[bytes]) -> Iterator[bytes]:

@@ -6,14 +6,16 @@ Its `inter_token_latency` is what is called time per output token here; its
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from tokenlag.errors import InputError
-from tokenlag.read.loadtest.run import Floats, Requests, Run, Spread, floats, metrics_of
+from tokenlag.read.loadtest.run import Requests, Run, Spread, floats, metrics_of
 from tokenlag.read.loadtest.texts import decode, lines_of
+from tokenlag.read.stream import HEAD_BYTES
 
 TOOL = "AIPerf"
 _TRANSLATION = "its inter-token latency is the time per output token here"
@@ -68,45 +70,103 @@ class _Record(msgspec.Struct):
     error: _Failure | None = None
 
 
+class _Row(NamedTuple):
+    """What is kept of a record: a long answer's gaps are thousands of numbers."""
+
+    metadata: _Metadata
+    ttft_ms: float | None
+    e2e_ms: float | None
+    n_prompt: float | None
+    n_output: float | None
+    n_chunks: float | None
+    gap_p50_ms: float | None
+    gap_max_ms: float | None
+    error: str | None
+
+
+def has_records(head: bytes) -> bool:
+    """Whether a file that begins so has a record a line, and no summary."""
+    first = head.lstrip(b"\xef\xbb\xbf \t\r\n").split(b"\n", 1)[0]
+    return b'"request_start_ns"' in first and b'"metadata"' in first
+
+
 def read(text: bytes, source: str) -> list[Run]:
     """The one run of a file of records or of a summary.
 
     Raises:
         InputError: it is neither.
     """
-    lines = lines_of(text)
-    if lines and b'"request_start_ns"' in lines[0] and b'"metadata"' in lines[0]:
-        return [_of_records([decode(line, _Record, source) for line in lines], source)]
+    if has_records(text[:HEAD_BYTES]):
+        return read_lines(lines_of(text), source)
     return [_of_summary(decode(text, dict[str, Any], source), source)]
 
 
-def _of_records(records: list[_Record], source: str) -> Run:
-    records = [r for r in records if r.metadata.benchmark_phase in (None, "profiling")]
-    if not records:
-        raise InputError("every request in it belongs to the warm-up", place=source)
-    gaps = [r.metrics.get("inter_chunk_latency", _Measure()).numbers() for r in records]
-    sent = np.array([r.metadata.request_start_ns for r in records], dtype=np.int64)
-    e2e = _column(records, "request_latency")
-    spans = floats([
-        None if end is None else (end - r.metadata.request_start_ns) / 1e6
-        for r in records
-        for end in (r.metadata.request_end_ns,)
-    ])  # fmt: skip
-    credits = [r.metadata.credit_issued_ns for r in records]
+def read_lines(lines: Iterable[bytes], source: str) -> list[Run]:
+    """The one run of records as they come, a line each.
+
+    Lines that cannot be read, as the last of a run that was stopped, are left out and counted.
+
+    Raises:
+        InputError: no line is a record of the test itself.
+    """
+    rows: list[_Row] = []
+    n_lines, first_bad, n_bad = 0, None, 0
+    for line in lines:
+        n_lines += 1
+        try:
+            record = decode(line, _Record, source)
+        except InputError as error:
+            first_bad, n_bad = first_bad or error, n_bad + 1
+            continue
+        if record.metadata.benchmark_phase in (None, "profiling"):
+            rows.append(_row(record))
+    if not rows:
+        raise first_bad or InputError("every request in it belongs to the warm-up", place=source)
+    notes = [_TRANSLATION]
+    if n_bad:
+        notes.append(f"{n_bad} of its {n_lines} lines are not readable and are left out")
+    return [_of_rows(rows, source, tuple(notes))]
+
+
+def _row(record: _Record) -> _Row:
+    def told(name: str) -> float | None:
+        return record.metrics[name].number() if name in record.metrics else None
+
+    metadata, e2e_ms = record.metadata, told("request_latency")
+    if e2e_ms is None and metadata.request_end_ns is not None:
+        e2e_ms = (metadata.request_end_ns - metadata.request_start_ns) / 1e6
+    gaps = np.asarray(record.metrics.get("inter_chunk_latency", _Measure()).numbers())
+    has_gaps = len(gaps) > 0
+    return _Row(
+        metadata,
+        told("time_to_first_token"),
+        e2e_ms,
+        told("input_sequence_length"),
+        told("output_sequence_length"),
+        len(gaps) + 1.0 if has_gaps else None,
+        float(np.median(gaps)) if has_gaps else None,
+        float(gaps.max()) if has_gaps else None,
+        _error(record),
+    )
+
+
+def _of_rows(rows: list[_Row], source: str, notes: tuple[str, ...]) -> Run:
+    sent = np.array([row.metadata.request_start_ns for row in rows], dtype=np.int64)
+    credits = [row.metadata.credit_issued_ns for row in rows]
     requests = Requests(
-        ttft_ms=_column(records, "time_to_first_token"),
-        e2e_ms=np.where(np.isfinite(e2e), e2e, spans),
-        n_prompt=_column(records, "input_sequence_length"),
-        n_output=_column(records, "output_sequence_length"),
-        n_chunks=np.array([len(row) + 1.0 if row else np.nan for row in gaps]),
-        gap_p50_ms=np.array([np.median(row) if row else np.nan for row in gaps]),
-        gap_max_ms=np.array([max(row) if row else np.nan for row in gaps]),
+        ttft_ms=floats([row.ttft_ms for row in rows]),
+        e2e_ms=floats([row.e2e_ms for row in rows]),
+        n_prompt=floats([row.n_prompt for row in rows]),
+        n_output=floats([row.n_output for row in rows]),
+        n_chunks=floats([row.n_chunks for row in rows]),
+        gap_p50_ms=floats([row.gap_p50_ms for row in rows]),
+        gap_max_ms=floats([row.gap_max_ms for row in rows]),
         sent_ns=sent,
         intended_ns=(
             np.array(credits, dtype=np.int64) if all(c is not None for c in credits) else None
         ),
-        ids=[r.metadata.x_request_id for r in records],
-        errors=[_error(r) for r in records],
+        ids=[row.metadata.x_request_id for row in rows],
+        errors=[row.error for row in rows],
     )
     ends = sent / 1e9 + np.nan_to_num(requests.e2e_ms) / 1e3
     return Run(
@@ -117,12 +177,8 @@ def _of_records(records: list[_Record], source: str) -> Run:
         n_failed=int((~requests.is_good).sum()),
         metrics=metrics_of(requests),
         requests=requests,
-        translations=(_TRANSLATION,),
+        translations=notes,
     )
-
-
-def _column(records: list[_Record], name: str) -> Floats:
-    return floats([r.metrics[name].number() if name in r.metrics else None for r in records])
 
 
 def _error(record: _Record) -> str | None:

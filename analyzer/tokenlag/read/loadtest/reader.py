@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 from tokenlag.errors import InputError
 from tokenlag.read.files import InputFile
-from tokenlag.read.lines import MAX_TEXT_BYTES
+from tokenlag.read.lines import MAX_TEXT_BYTES, whole_text
 from tokenlag.read.loadtest import AIPERF, GUIDELLM, LLMPERF, RECORDED, SERVING, find_format
 from tokenlag.read.loadtest.run import Run
 from tokenlag.read.stream import Bytes
@@ -37,17 +37,40 @@ def read_file(path: str) -> list[Run]:
         name = find_format(stream.head)
         if name is None:
             raise InputError("no load test's result file", place=path)
-        parts, n_bytes = [], 0
-        for chunk in stream.chunks():
-            parts.append(chunk)
-            n_bytes += len(chunk)
-            if n_bytes > MAX_TEXT_BYTES:
-                why = f"larger than {MAX_TEXT_BYTES >> 20} MB, which is not read"
-                raise InputError(why, place=path, hint="write it without the generated texts")
+        runs = read_stream(stream, name, path)
         broken = stream.broken
     if broken:
         raise InputError(broken, place=path, hint="copy or export it again")
-    return read_text(b"".join(parts), name, path)
+    return runs
+
+
+def read_stream(stream: Bytes, name: str, source: str) -> list[Run]:
+    """The runs of a file whose format is known by its head.
+
+    AIPerf's records, which are large, are read as they come; the other formats are one text.
+
+    Raises:
+        InputError: it is too large, or not of that format.
+    """
+    if name == AIPERF:
+        from tokenlag.read.loadtest import aiperf
+
+        if aiperf.has_records(stream.head):
+            return aiperf.read_lines(_lines(stream.chunks()), source)
+    text = whole_text(stream.chunks())
+    if text is None:
+        why = f"a load test's result of more than {MAX_TEXT_BYTES >> 20} MB, which is not read"
+        raise InputError(why, place=source, hint="write it without the generated texts")
+    return read_text(text, name, source)
+
+
+def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from (line for line in whole if line.strip())
+    if rest.strip():
+        yield rest
 
 
 def read_text(text: bytes, name: str, source: str) -> list[Run]:
