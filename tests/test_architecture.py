@@ -19,9 +19,9 @@ TRACER_MODULES = sorted((REPO / "tracer" / "tokenlag_tracer").rglob("*.py"))
 
 # each imports only from those before it (and from its own)
 LAYERS = (
-    "errors", "times", "window", "store", "simulate", "read", "explain", "judge", "overhead",
+    "errors", "times", "window", "store", "simulate", "read", "collect", "explain", "judge", "overhead",
     "report",
-    "pipeline", "comparing", "ask", "options", "commands", "cli", "__main__",
+    "pipeline", "comparing", "watching", "ask", "options", "commands", "live", "cli", "__main__",
 )  # fmt: skip
 MAX_LINES = 450
 

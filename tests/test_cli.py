@@ -245,7 +245,7 @@ def test_interrupted(pipeline: FakePipeline, run: Run) -> None:
         ("exlpain x", "did you mean 'explain'"),
         ("rule", "did you mean 'rules'"),
         ("nowhere", "neither a path nor a command"),
-        ("collect", "not in this version"),
+        ("export", "not in this version"),
         ("what-if", "not in this version"),
         ("./traces --snce 1h", "--since"),
         ("./traces --since", "--since"),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tokenlag import __version__, commands, options
+from tokenlag import __version__, commands, live, options
 from tokenlag.errors import TokenlagError, UsageError
 from tokenlag.options import OutputFormat
 from tokenlag.report.console import (
@@ -410,5 +410,7 @@ def sql(
     return 2 if problems else 0
 
 
-for _command in (commands.blame, commands.overhead, commands.cache):
+for _command in (
+    commands.blame, commands.overhead, commands.cache, live.collect, live.watch,
+):  # fmt: skip
     command_app.command()(_command)

@@ -24,9 +24,11 @@ COMMANDS: Final = {
     "blame": "who held up whom, for how long",
     "overhead": "what the tracer costs on this machine",
     "cache": "what was read from traces and is kept",
+    "collect": "receive OTLP and write it as Parquet",
+    "watch": "diagnose again and again, print changes",
 }
 NOT_YET: Final = (
-    "what-if", "capacity", "collect", "watch", "export", "mcp",
+    "what-if", "capacity", "export", "mcp",
 )  # fmt: skip
 
 

@@ -121,6 +121,9 @@ def keep(
     ]
     if not good:
         return
+    # Links are Parquet of the user's, which is as quick to read where it lies.
+    span_files = [path for path in span_files if not path.is_symlink()]
+    event_files = [path for path in event_files if not path.is_symlink()]
     times = times_by_source(span_files)
     inputs = [
         KeptInput(
