@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenlag.read.load import vocabulary
+from tokenlag.read.vocabulary import Vocabulary
 
-from tests.read.formats import WRITERS, write_native
+from tests.read.formats import WRITERS, plain_of, write_native
 from tests.read.otlp import VOCABULARY, Json, attributes, read, rows_of, span
 
 SOME = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
@@ -60,9 +64,11 @@ def spans(draw: st.DrawFn) -> Json:
     )
 
 
-def found_in(path: Path, out: Path) -> tuple[list[Json], list[Json]]:
+def found_in(
+    path: Path, out: Path, known: Vocabulary = VOCABULARY
+) -> tuple[list[Json], list[Json]]:
     """Rows and events, without the file's name and what is NULL."""
-    result = read(path, out)
+    result = read(path, out, known)
     assert not result.problems
     kept = [
         {key: value for key, value in row.items() if value is not None and key != "source"}
@@ -96,3 +102,31 @@ def test_native_rows_come_back(made: list[Json]) -> None:
         write_native(base / "native.parquet", made, RESOURCE, VOCABULARY)
         rows, _ = found_in(base / "native.parquet", base / "a")
         assert rows == found_in(base / "otlp.json", base / "b")[0]
+
+
+@pytest.mark.parametrize("name", ["stream.pb", "otel_traces.parquet", "json_text.parquet"])
+def test_a_real_servers_spans_are_the_same_in_every_exact_format(
+    name: str, bundled_trace: Path, tmp_path: Path
+) -> None:
+    """With all keys of all dialects, as a diagnosis reads them."""
+    text = gzip.decompress(bundled_trace.read_bytes())
+    made, origins = [], set()
+    for line in text.splitlines():
+        for block in json.loads(line)["resourceSpans"]:
+            held = {
+                item["key"]: plain_of(item["value"]) for item in block["resource"]["attributes"]
+            }
+            for scope in block["scopeSpans"]:
+                origins.add((json.dumps(held, sort_keys=True), scope["scope"]["name"]))
+                made += [
+                    {"kind": 0, "status": {}, "attributes": [], "parentSpanId": ""} | one
+                    for one in scope["spans"]
+                ]
+    resource = json.loads(min(origins)[0])
+    assert len(made) > 500
+    WRITERS["otlp.json"](tmp_path / "otlp.json", made, resource)
+    WRITERS[name](tmp_path / name, made, resource)
+    known = vocabulary()
+    found = found_in(tmp_path / name, tmp_path / "a", known)
+    assert found == found_in(tmp_path / "otlp.json", tmp_path / "b", known)
+    assert len(found[0]) == len(made)

@@ -265,15 +265,19 @@ class KeyTable:
         buffer = Buffer(b"".join(encoded))
         lengths = np.array([len(key) for key in encoded], np.int64)
         ends = np.cumsum(lengths)
-        self._lengths = lengths
-        self._signatures = self._sign(buffer, ends - lengths, lengths)
-        self._slots: dict[int, list[int]] = {}
-        for index, signature in enumerate(self._signatures.tolist()):
-            self._slots.setdefault(signature >> (64 - self._BITS), []).append(index)
+        # Keys that differ in their middles alone have one signature, and are told apart last.
+        alike: dict[int, list[int]] = {}
+        for index, signature in enumerate(self._sign(buffer, ends - lengths, lengths).tolist()):
+            alike.setdefault(signature, []).append(index)
+        self._alike = list(alike.values())
+        self._signatures = np.array(list(alike), np.uint64)
+        slots: dict[int, list[int]] = {}
+        for group, signature in enumerate(alike):
+            slots.setdefault(signature >> (64 - self._BITS), []).append(group)
         self._table = np.full(1 << self._BITS, -1, np.int32)
-        for slot, indexes in self._slots.items():
-            self._table[slot] = indexes[0]
-        self._crowded = [indexes for indexes in self._slots.values() if len(indexes) > 1]
+        for slot, groups in slots.items():
+            self._table[slot] = groups[0]
+        self._crowded = [groups for groups in slots.values() if len(groups) > 1]
 
     def _sign(self, buffer: Buffer, begin: Int64s, length: Int64s) -> Uint64s:
         """A number out of a string's length and its first and last eight bytes."""
@@ -294,17 +298,17 @@ class KeyTable:
         length = end - begin
         signatures = self._sign(buffer, begin, length)
         slots = (signatures >> np.uint64(64 - self._BITS)).astype(np.int64)
-        found = self._table[slots].astype(np.int64)
-        for indexes in self._crowded:
-            for index in indexes:
-                found[signatures == self._signatures[index]] = index
-        maybe = np.flatnonzero(found >= 0)
-        wrong = self._signatures[found[maybe]] != signatures[maybe]
-        found[maybe[wrong]] = -1
-        maybe = maybe[~wrong]
-        for index in np.flatnonzero(np.bincount(found[maybe])).tolist():
-            mine = maybe[found[maybe] == index]
-            found[mine[~self._equals(buffer, begin[mine], length[mine], index)]] = -1
+        of_group = self._table[slots].astype(np.int64)
+        for groups in self._crowded:
+            for group in groups:
+                of_group[signatures == self._signatures[group]] = group
+        maybe = np.flatnonzero(of_group >= 0)
+        maybe = maybe[self._signatures[of_group[maybe]] == signatures[maybe]]
+        found = np.full(len(begin), -1, np.int64)
+        for group in np.flatnonzero(np.bincount(of_group[maybe])).tolist():
+            mine = maybe[of_group[maybe] == group]
+            for index in self._alike[group]:
+                found[mine[self._equals(buffer, begin[mine], length[mine], index)]] = index
         return found
 
     def _equals(self, buffer: Buffer, begin: Int64s, length: Int64s, index: int) -> Any:
