@@ -9,6 +9,8 @@ from typing import Any
 
 import polars as pl
 import pytest
+from tokenlag.collect.folder import Folder
+from tokenlag.collect.rows import Rows, looked_at
 from tokenlag.read import kept, reading
 from tokenlag.read.load import load_traces
 from tokenlag.read.reading import ReadResult, read_spans
@@ -16,6 +18,7 @@ from tokenlag.simulate.demo import write_demo
 from tokenlag.store.cache import Cache
 from tokenlag.store.connection import Store
 
+from tests.collect.served import request
 from tests.read.otlp import SPAN, T0, VOCABULARY, line, span
 
 MB = 1_000_000
@@ -228,3 +231,34 @@ def test_tables_are_the_same_with_and_without(tmp_path: Path) -> None:
             found.append(tables(store))
     assert result.n_kept > 0
     assert found[0] == found[1] == found[2]
+
+
+def test_a_window_reads_its_part_of_parquet_files(tmp_path: Path) -> None:
+    """Files of other times are not opened, row groups of other times not decompressed."""
+    folder = Folder(tmp_path / "collected", 10**9)
+    rows = Rows(load_vocabulary())
+    hour_ns = 3_600_000_000_000
+    for hour in range(10):
+        body = request(hour * 100, 100)
+        for one in body.resource_spans[0].scope_spans[0].spans:
+            one.start_time_unix_nano += hour * hour_ns
+            one.end_time_unix_nano += hour * hour_ns
+        rows.add(looked_at(body.SerializeToString(), is_json=False))
+        folder.commit(*rows.take())
+    folder.close()
+    whole = load_numbers(tmp_path, "whole", None)
+    assert whole == (1000, [])
+    part = load_numbers(tmp_path, "part", (T0 + 7 * hour_ns, T0 + 7 * hour_ns + hour_ns // 2))
+    assert part == (100, ["9 files hold nothing of the time that is asked for"])
+    assert load_numbers(tmp_path, "none", (T0 - 5, T0 - 1)) == whole, "to say what time there is"
+    Folder(tmp_path / "collected", 10**9).put_together(over=1)
+    half = (T0 + 7 * hour_ns + 700, T0 + 7 * hour_ns + 749)
+    assert load_numbers(tmp_path, "one file", half) == (50, [])
+
+
+def load_numbers(root: Path, work: str, needed_ns: tuple[int, int] | None) -> tuple[int, list[str]]:
+    (root / work).mkdir()
+    with Store() as store:
+        result = load_traces(store, [root / "collected"], work_dir=root / work, needed_ns=needed_ns)
+        n_requests = store.scalar("select count(*) from requests")
+    return n_requests, [note.text for note in result.notes if note.kind == "outside_window"]

@@ -15,10 +15,11 @@ from tokenlag.read.noticed import FileResult, ReadNote
 from tokenlag.read.sources import PARQUET
 from tokenlag.read.vocabulary import Vocabulary
 from tokenlag.store.cache import Cache, InputKey, KeptInput, KeptNote, input_key
-from tokenlag.store.extents import times_by_source
+from tokenlag.store.extents import times_by_source, times_of_footers
 
 # Changes whenever the same file gives other rows than before.
 ROWS_FORMAT: Final = 1
+_PARQUET_MAGIC: Final = b"PAR1"
 
 
 @dataclass
@@ -43,12 +44,16 @@ class Kept:
     keys: dict[str, InputKey] = field(default_factory=dict)  # of the missing, by name
 
     def notes(self) -> list[ReadNote]:
-        """What was noticed when they were read, by today's names."""
-        return [
+        """What was noticed when they were read, by today's names, and how much is left out."""
+        notes = [
             ReadNote(note.kind, _renamed(note.place, kept.source, file.name), note.n, note.text)
             for file, kept in self.inputs
             for note in kept.notes
         ]
+        if self.n_outside:
+            text = f"{self.n_outside} files hold nothing of the time that is asked for"
+            notes.append(ReadNote("outside_window", None, self.n_outside, text))
+        return notes
 
 
 def rows_schema(vocabulary: Vocabulary) -> str:
@@ -72,7 +77,7 @@ def look_up(
         needed_ns: the time of interest; kept files without a span in it are left out.
     """
     if cache is None:
-        return Kept(missing=list(files))
+        return _without_outside(Kept(missing=list(files)), needed_ns)
     keys = {file.name: key for file in files if (key := _key(file)) is not None}
     named = {key: file for file in files if (key := keys.get(file.name)) is not None}
     kept = Kept(keys=keys)
@@ -94,7 +99,7 @@ def look_up(
             kept.only |= dict.fromkeys(paths, sources)
     held = {file.name for file, _ in kept.inputs}
     kept.missing = [file for file in files if file.name not in held]
-    return kept
+    return _without_outside(kept, needed_ns)
 
 
 def keep(
@@ -138,6 +143,33 @@ def keep(
     ]
     n_sources = sum(result.report.n_rows > 0 for result in results)
     cache.keep(inputs, span_files, event_files, n_sources)
+
+
+def _without_outside(kept: Kept, needed_ns: tuple[int, int] | None) -> Kept:
+    """Leaves Parquet files out whose footers say that they hold nothing of the needed time."""
+    if needed_ns is None:
+        return kept
+    times = times_of_footers([file.path for file in kept.missing if _is_parquet(file)])
+    inside = [
+        file
+        for file in kept.missing
+        if (time := times.get(file.path)) is None
+        or (time[0] <= needed_ns[1] and time[1] >= needed_ns[0])
+    ]
+    if inside or kept.span_files:  # else the answer has to say what time there is
+        kept.n_outside += len(kept.missing) - len(inside)
+        kept.missing = inside
+    return kept
+
+
+def _is_parquet(file: InputFile) -> bool:
+    if file.name == STDIN or not file.path.is_file():
+        return False
+    try:
+        with file.path.open("rb") as opened:
+            return opened.read(len(_PARQUET_MAGIC)) == _PARQUET_MAGIC
+    except OSError:
+        return False
 
 
 def _key(file: InputFile) -> InputKey | None:

@@ -105,11 +105,21 @@ def load_traces(
             "text": [note.text for note in notes],
         },
     )
-    load_spans(store, result.span_files, result.event_files, dataset=dataset, only=result.only)
+    if needed_ns is not None and not _has_any(store, result.span_files, needed_ns):
+        needed_ns = None  # the answer has to say what time there is instead
+    load_spans(
+        store, result.span_files, result.event_files,
+        dataset=dataset, only=result.only, needed_ns=needed_ns,
+    )  # fmt: skip
     found = "select exists (from {0} where dataset = $1)"
     if not any(store.scalar(found.format(table), [dataset]) for table in ("requests", "epochs")):
         raise _no_requests(store, result, paths)
     return result
+
+
+def _has_any(store: Store, files: Sequence[Path], needed_ns: tuple[int, int]) -> bool:
+    rows = "from read_parquet($1, union_by_name = true) where start_ns between $2 and $3"
+    return bool(store.scalar(f"select exists ({rows})", [list(map(str, files)), *needed_ns]))
 
 
 def _add_load_tests(result: ReadResult, out_dir: Path) -> None:
@@ -160,6 +170,7 @@ def load_spans(
     *,
     dataset: int = 0,
     only: Mapping[Path, frozenset[str]] | None = None,
+    needed_ns: tuple[int, int] | None = None,
 ) -> None:
     """Turn Parquet span rows into canonical rows; see `load_traces` and `ReadResult.only`."""
     names = script_names() | {"dataset": dataset}
@@ -182,7 +193,7 @@ def load_spans(
             finally:
                 future.result()
 
-        _make_views(store, span_files, event_files, only or {})
+        _make_views(store, span_files, event_files, only or {}, needed_ns)
         run(store, "staging.sql")
         _set_duplicates_aside(store)
         scripts = _scripts(store)
@@ -216,6 +227,7 @@ def _make_views(
     span_files: Sequence[Path],
     event_files: Sequence[Path],
     only: Mapping[Path, frozenset[str]],
+    needed_ns: tuple[int, int] | None,
 ) -> None:
     columns = [
         f"{_believed(name, name, 'int')} as {name}" if name.endswith("_ns") else name
@@ -235,6 +247,8 @@ def _make_views(
         f"(filename <> {sql_literal(str(path))} or source in {sql_string_list(sorted(sources))})"
         for path, sources in only.items()
     ]
+    if needed_ns is not None:  # row groups of other times are not even decompressed
+        conditions.append(f"start_ns between {needed_ns[0]} and {needed_ns[1]}")
     where = f" where {' and '.join(conditions)}" if conditions else ""
     store.execute(
         f"create or replace view staging.raw_spans as "
