@@ -137,7 +137,7 @@ FAULTS: Final = (
     ),
     Fault(
         "proxy-buffering",
-        "nginx in front with `proxy_buffering on`, its default",
+        "nginx in front that buffers, whatever the server says",
         _ROOMY,
         _LONGER,
         {"cause": "slow-delivery"},

@@ -35,6 +35,7 @@ http {{
             proxy_pass http://127.0.0.1:{upstream};
             proxy_http_version 1.1;
             proxy_buffering {buffering};
+            {more}
             proxy_buffer_size 16k;
             proxy_buffers 8 16k;
             proxy_read_timeout 300s;
@@ -105,7 +106,12 @@ def nginx(program: str, folder: Path, upstream: int, *, is_buffering: bool) -> I
     """
     port = free_port()
     text = _NGINX.format(
-        folder=folder, port=port, upstream=upstream, buffering="on" if is_buffering else "off"
+        folder=folder,
+        port=port,
+        upstream=upstream,
+        buffering="on" if is_buffering else "off",
+        # vLLM says `X-Accel-Buffering: no`, which nginx obeys unless it is told not to.
+        more="proxy_ignore_headers X-Accel-Buffering;" if is_buffering else "",
     )
     settings = folder / "nginx.conf"
     settings.write_text(text, encoding="utf-8")

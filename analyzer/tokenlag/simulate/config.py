@@ -59,7 +59,10 @@ class StepChange:
 
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """What a step costs: `a + b·P + c·D + d·C` in ms, times a lognormal of `noise_sigma`.
+    """What a step costs: `a + b·P + c·D + d·C + e·W` in ms, times a lognormal of `noise_sigma`.
+
+    W is attention's work in prompt chunks: for each of their tokens, the tokens before it. Where
+    prompts are long it is most of what a step costs (captures of a real engine say so).
 
     Other truths than that straight one, so that an analyzer is not judged by its own form:
 
@@ -76,6 +79,7 @@ class StepModel:
     b_ms: float
     c_ms: float
     d_ms: float
+    e_ms: float = 0.0
     noise_sigma: float = 0.0
     changes: tuple[StepChange, ...] = ()
     noise_rho: float = 0.0
@@ -85,10 +89,12 @@ class StepModel:
     tile_seqs: int = 0
     effects: tuple[Mapping[str, Any], ...] = ()
 
-    def cost_ms(self, n_prefill: int, n_decode: int, n_context: int) -> float:
+    def cost_ms(
+        self, n_prefill: int, n_decode: int, n_context: int, attention_work: float = 0.0
+    ) -> float:
         """Return the undisturbed time of a step in milliseconds."""
         n_paid = _tiled(n_decode, self.tile_seqs)
-        rest_ms = self.c_ms * n_paid + self.d_ms * n_context
+        rest_ms = self.c_ms * n_paid + self.d_ms * n_context + self.e_ms * attention_work
         return self.a_ms + self.prefill_ms(n_prefill, n_decode) + rest_ms
 
     def prefill_ms(self, n_prefill: int, n_decode: int) -> float:

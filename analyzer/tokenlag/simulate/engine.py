@@ -1,7 +1,8 @@
 """A small continuous-batching engine in simulated time, with a step-time model that is known.
 
 One step takes `a + b·P + c·D + d·C` milliseconds: P prompt tokens in the step, D sequences
-that decode one token, C the tokens already computed of every sequence scheduled in it. The
+that decode one token, C the tokens already computed of every sequence scheduled in it (and `e·W`
+for attention within long prompts, where a model has it). The
 scheduler is that of a chunked-prefill engine: decodes first, then running prefills, then
 waiting requests first come, first served, under a token budget, a slot cap and a KV pool of
 16-token blocks; a block that is missing preempts the last running sequence.
@@ -240,7 +241,8 @@ class Engine:
             n_prefill=n_prefill,
             n_decode=n_decode,
             n_context=n_decode_context + n_decode,
-            n_running=len(self.running),
+            # Who has ended holds its slot until the engine knows, and counts as running.
+            n_running=len(self.running) + len(self._held),
             n_waiting=len(self.waiting),
             n_waiting_tokens=self._n_waiting_tokens,
             oldest_wait_s=self._oldest_wait_s(decided_s),
@@ -258,7 +260,10 @@ class Engine:
             scheduled = [request for request, _ in self._chunks]
             scheduled += self._decoding.members if n_decode else ()
             features = tuple(name for request in scheduled for name in request.features)
-        batch = Batch(now_s, n_prefill, n_decode, n_context, features)
+        work = 0.0
+        if self.model.e_ms:
+            work = sum(c.n_tokens * (c.n_context + c.n_tokens / 2) for _, c in self._chunks)
+        batch = Batch(now_s, n_prefill, n_decode, n_context, features, work)
         cost_ms = self._time.cost_ms(batch)
         if self._hook is not None:
             cost_ms = self._hook(self._index, now_s, cost_ms, n_prefill, n_decode)

@@ -28,6 +28,7 @@ class Batch:
         n_decode: decoding sequences.
         n_context: tokens in KV of all that is scheduled.
         features: of its requests, one entry for each request that has it.
+        attention_work: of its prompt chunks, tokens × (context + tokens / 2), summed.
     """
 
     now_s: float
@@ -35,6 +36,7 @@ class Batch:
     n_decode: int
     n_context: int
     features: tuple[str, ...] = ()
+    attention_work: float = 0.0
 
 
 class Effect(ABC):
@@ -258,7 +260,9 @@ class StepTime:
     def cost_ms(self, batch: Batch) -> float:
         """Return what the step takes, in milliseconds."""
         model = self._model
-        cost_ms = model.cost_ms(batch.n_prefill, batch.n_decode, batch.n_context)
+        cost_ms = model.cost_ms(
+            batch.n_prefill, batch.n_decode, batch.n_context, batch.attention_work
+        )
         for change in model.changes:
             if change.from_s <= batch.now_s < change.until_s:
                 cost_ms = cost_ms * change.factor + change.add_ms
