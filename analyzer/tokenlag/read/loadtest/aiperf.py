@@ -7,13 +7,21 @@ Its `inter_token_latency` is what is called time per output token here; its
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from tokenlag.errors import InputError
-from tokenlag.read.loadtest.run import Requests, Run, Spread, floats, metrics_of
+from tokenlag.read.loadtest.run import (
+    Requests,
+    Run,
+    Spread,
+    believed,
+    floats,
+    metrics_of,
+    scaled,
+)
 from tokenlag.read.loadtest.texts import decode, lines_of
 from tokenlag.read.stream import HEAD_BYTES
 
@@ -55,10 +63,13 @@ class _Failure(msgspec.Struct):
     code: Any = None
 
 
+_Moment = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+
+
 class _Metadata(msgspec.Struct):
-    request_start_ns: int
-    request_end_ns: int | None = None
-    credit_issued_ns: int | None = None
+    request_start_ns: _Moment
+    request_end_ns: _Moment | None = None
+    credit_issued_ns: _Moment | None = None
     x_request_id: str | None = None
     benchmark_phase: str | None = None
     was_cancelled: bool = False
@@ -195,26 +206,23 @@ def _of_summary(told: dict[str, Any], source: str) -> Run:
         if not isinstance(entry, dict) or entry.get("avg") is None:
             continue
         scale = _TO_MS.get(str(entry.get("unit")), 1.0)
-        figures = {
-            ours: float(entry[theirs]) * scale
-            for theirs, ours in _FIGURES.items()
-            if entry.get(theirs) is not None
-        }
+        figures = {ours: scaled(entry.get(theirs), scale) for theirs, ours in _FIGURES.items()}
         metrics[name] = Spread(n=None if n is None else int(n), **figures)
     if not metrics:
         raise InputError("no latency in this AIPerf summary", place=source)
     load = _load(told)
     rate, clients = load.get("request_rate"), load.get("concurrency")
-    ended = _figure(told, "max_response_timestamp", "avg")
+    ended = told.get("max_response_timestamp")
+    ended = ended.get("avg") if isinstance(ended, dict) else None
     return Run(
         tool=TOOL,
         source=source,
         metrics=metrics,
-        ended_ns=None if ended is None else int(ended),
+        ended_ns=int(ended) if isinstance(ended, int | float) and 0 < ended < 2**62 else None,
         duration_s=_figure(told, "benchmark_duration", "avg"),
         n_failed=int(_figure(told, "error_request_count", "avg") or 0),
-        rate_per_s=rate if isinstance(rate, int | float) else None,
-        max_concurrency=clients if isinstance(clients, int | float) else None,
+        rate_per_s=believed(rate),
+        max_concurrency=believed(clients),
         translations=(_TRANSLATION,),
     )
 
@@ -222,7 +230,7 @@ def _of_summary(told: dict[str, Any], source: str) -> Run:
 def _figure(told: dict[str, Any], key: str, figure: str) -> float | None:
     entry = told.get(key)
     value = entry.get(figure) if isinstance(entry, dict) else None
-    return float(value) if isinstance(value, int | float) else None
+    return believed(value)
 
 
 def _load(told: dict[str, Any]) -> dict[str, Any]:

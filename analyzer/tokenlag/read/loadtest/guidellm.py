@@ -13,7 +13,16 @@ import msgspec
 import numpy as np
 
 from tokenlag.errors import InputError
-from tokenlag.read.loadtest.run import NS_PER_S, Requests, Run, Spread, floats, metrics_of
+from tokenlag.read.loadtest.run import (
+    NS_PER_S,
+    Requests,
+    Run,
+    Spread,
+    believed,
+    floats,
+    metrics_of,
+    scaled,
+)
 from tokenlag.read.loadtest.texts import decode
 
 TOOL = "GuideLLM"
@@ -68,21 +77,26 @@ class _Request(msgspec.Struct):
     def sent_s(self) -> float | None:
         """When it was sent, unix seconds."""
         found = (self.timings().request_start, self.request_start_time, self.start_time)
-        return next((value for value in found if value is not None), None)
+        return next((value for value in found if _is_moment(value)), None)
 
     def intended_s(self) -> float | None:
         """When the schedule wanted it sent."""
         info = self.info or self.scheduler_info or _Info()
         told = info.scheduler_timings or self.timings()
-        return told.targeted_start
+        return told.targeted_start if _is_moment(told.targeted_start) else None
 
     def latency_ms(self) -> float | None:
         """From the send to the end."""
         end = self.timings().request_end or self.request_end_time or self.end_time
         start = self.sent_s()
-        if end is None or start is None:
+        if end is None or start is None or not _is_moment(end):
             return None if self.request_latency is None else self.request_latency * 1e3
         return (round(end * 1e6) - round(start * 1e6)) / 1e3  # as the moments are rounded
+
+
+def _is_moment(value: float | None) -> bool:
+    """Whether it can be unix seconds."""
+    return value is not None and 0 < value < 2**32
 
 
 class _Requests(msgspec.Struct):
@@ -217,18 +231,21 @@ def _summary(metrics: dict[str, Any]) -> dict[str, Spread]:
         entry = entry.get("successful", entry) if isinstance(entry, dict) else None
         if not isinstance(entry, dict):
             continue
-        n, mean = entry.get("total_count", entry.get("count")), entry.get("mean")
-        if mean is None and n and entry.get("total_sum") is not None:
-            mean = entry["total_sum"] / n
+        n = believed(entry.get("total_count", entry.get("count")))
+        mean = scaled(entry.get("mean"), scale)
+        total = scaled(entry.get("total_sum"), scale)
+        if mean is None and n and total is not None:
+            mean = total / n
         if mean is None:
             continue
-        sd, told = entry.get("std_dev"), entry.get("percentiles") or {}
+        told = entry.get("percentiles")
+        told = told if isinstance(told, dict) else {}
         found[name] = Spread(
             n=None if n is None else int(n),
-            mean=mean * scale,
-            sd=None if sd is None else sd * scale,
-            p50=None if entry.get("median") is None else entry["median"] * scale,
-            p90=None if told.get("p90") is None else told["p90"] * scale,
-            p99=None if told.get("p99") is None else told["p99"] * scale,
+            mean=mean,
+            sd=scaled(entry.get("std_dev"), scale),
+            p50=scaled(entry.get("median"), scale),
+            p90=scaled(told.get("p90"), scale),
+            p99=scaled(told.get("p99"), scale),
         )
     return found

@@ -12,7 +12,16 @@ import msgspec
 import numpy as np
 
 from tokenlag.errors import InputError
-from tokenlag.read.loadtest.run import NS_PER_S, Requests, Run, Spread, floats, metrics_of
+from tokenlag.read.loadtest.run import (
+    NS_PER_S,
+    Requests,
+    Run,
+    Spread,
+    believed,
+    floats,
+    metrics_of,
+    scaled,
+)
 from tokenlag.read.loadtest.texts import decode
 
 TOOL = "llmperf"
@@ -79,14 +88,14 @@ def _of_responses(rows: list[_Response], source: str) -> Run:
 
 def _of_summary(told: dict[str, Any], source: str) -> Run:
     n = told.get("results_num_completed_requests")
-    n_done = int(n) if isinstance(n, int | float) else None
+    n_done = int(told_n) if (told_n := believed(n)) is not None else None
     metrics = {}
     for theirs, (name, scale) in _NAMES.items():
         figures = {}
         for figure, ours in _FIGURES.items():
-            value = told.get(f"results_{theirs}_{figure}")
-            if isinstance(value, int | float):
-                figures[ours] = float(value) * scale
+            value = scaled(told.get(f"results_{theirs}_{figure}"), scale)
+            if value is not None:
+                figures[ours] = value
         if figures:
             metrics[name] = Spread(n=n_done, **figures)
     if "ttft_ms" not in metrics and "e2e_ms" not in metrics:
@@ -96,17 +105,18 @@ def _of_summary(told: dict[str, Any], source: str) -> Run:
     if ttft is not None and e2e is not None and n_output is not None and n_output > 1:
         # Of the means, since the file has no such figure; no spread is known.
         metrics["tpot_ms"] = Spread(n=n_done, mean=(e2e - ttft) / (n_output - 1))
-    clients = told.get("num_concurrent_requests")
-    per_minute, ended = told.get("results_num_completed_requests_per_min"), told.get("timestamp")
+    clients = believed(told.get("num_concurrent_requests"))
+    per_minute = believed(told.get("results_num_completed_requests_per_min"))
+    ended = believed(told.get("timestamp"))
     return Run(
         tool=TOOL,
         source=source,
-        level=f"{clients:g} clients" if isinstance(clients, int | float) else None,
+        level=f"{clients:g} clients" if clients is not None else None,
         model=told.get("model") if isinstance(told.get("model"), str) else None,
         metrics=metrics,
-        ended_ns=int(ended * NS_PER_S) if isinstance(ended, int | float) else None,
+        ended_ns=int(ended * NS_PER_S) if ended is not None and ended < 2**32 else None,
         duration_s=60.0 * n_done / per_minute if n_done and per_minute else None,
-        n_failed=int(told.get("results_number_errors") or 0),
-        max_concurrency=float(clients) if isinstance(clients, int | float) else None,
+        n_failed=int(believed(told.get("results_number_errors")) or 0),
+        max_concurrency=clients,
         translations=_TRANSLATIONS,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,11 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 NS_PER_S: Final = 1_000_000_000
+# Beyond it, a time in ms, a count or a rate is damage: 30 years in ms.
+MAX_VALUE: Final = 1e12
+_FLOAT_COLUMNS: Final = (
+    "ttft_ms", "e2e_ms", "n_prompt", "n_output", "n_chunks", "gap_p50_ms", "gap_max_ms",
+)  # fmt: skip
 METRICS: Final = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms", "n_prompt", "n_output")
 
 
@@ -70,6 +75,12 @@ class Requests:
     has_wall_clock: bool = True
     ids: Sequence[str | None] = ()
     errors: Sequence[str | None] = ()
+
+    def __post_init__(self) -> None:
+        for name in _FLOAT_COLUMNS:
+            column = getattr(self, name)
+            known = (column >= 0) & (column <= MAX_VALUE)
+            object.__setattr__(self, name, np.where(known, column, np.nan))
 
     @property
     def is_good(self) -> npt.NDArray[np.bool_]:
@@ -125,6 +136,14 @@ class Run:
     requests: Requests | None = None
     translations: tuple[str, ...] = field(default=())
 
+    def __post_init__(self) -> None:
+        told = {name: _believed(spread) for name, spread in self.metrics.items()}
+        kept = {name: spread for name, spread in told.items() if spread.is_known}
+        object.__setattr__(self, "metrics", kept)
+        for name in ("duration_s", "rate_per_s", "burstiness", "max_concurrency"):
+            object.__setattr__(self, name, believed(getattr(self, name)))
+        object.__setattr__(self, "n_failed", int(believed(self.n_failed) or 0))
+
     @property
     def n_done(self) -> int | None:
         """Requests that were answered."""
@@ -160,5 +179,25 @@ def metrics_of(requests: Requests) -> dict[str, Spread]:
 
 def floats(values: Sequence[float | int | None]) -> Floats:
     """A column; None becomes NaN, and so does what cannot be a time or a count."""
-    column = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
-    return np.where(column >= 0, column, np.nan)
+    known = (np.nan if value is None else min(value, 1e300) for value in values)
+    column = np.fromiter(known, dtype=np.float64, count=len(values))
+    return np.where((column >= 0) & (column <= MAX_VALUE), column, np.nan)
+
+
+def believed(value: Any) -> float | None:
+    """A figure, or None where it can be none: text, not finite, negative, beyond all bounds."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0 <= value <= MAX_VALUE else None
+
+
+def scaled(value: Any, factor: float) -> float | None:
+    """A figure in another unit, or None where it can be none."""
+    figure = believed(value)
+    return None if figure is None else figure * factor
+
+
+def _believed(spread: Spread) -> Spread:
+    n = believed(spread.n)
+    figures = (spread.mean, spread.sd, spread.p50, spread.p90, spread.p99)
+    return Spread(None if n is None else int(n), *map(believed, figures))

@@ -15,8 +15,9 @@ import numpy as np
 
 from tokenlag.errors import InputError
 from tokenlag.read.loadtest.run import NS_PER_S, Requests, Run, Spread, floats, metrics_of
-from tokenlag.read.loadtest.texts import decode, lines_of
+from tokenlag.read.loadtest.texts import converted, decode, lines_of
 
+MAX_SPAN_S = 1e9  # between two sends; more is no clock
 # Their name → ours.
 _NAMES = {
     "ttft": "ttft_ms",
@@ -71,9 +72,9 @@ def read(text: bytes, source: str) -> list[Run]:
     if stripped[:1] == b"[":
         raw = decode(text, list[dict[str, Any]], source)
         runs = [
-            _level(msgspec.convert(item, _Level, strict=False), source)
+            _level(converted(item, _Level, source), source)
             if isinstance(item.get("metrics"), dict)
-            else _run(msgspec.convert(item, _Result, strict=False), item, source)
+            else _run(converted(item, _Result, source), item, source)
             for item in raw
         ]
     else:
@@ -163,7 +164,7 @@ def _requests(result: _Result) -> Requests | None:
     ]
     starts = floats(_padded(result.start_times, n))
     sent_ns = None
-    if np.isfinite(starts).all():
+    if np.isfinite(starts).all() and np.ptp(starts) < MAX_SPAN_S:
         # From the tool's own clock: the first request is moment 0.
         sent_ns = np.round((starts - starts.min()) * NS_PER_S).astype(np.int64)
     total = np.array([row.sum() for row in gaps]) * 1e3

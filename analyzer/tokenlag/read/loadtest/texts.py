@@ -34,6 +34,18 @@ def decode(text: bytes, kind: type[T], source: str) -> T:
         raise InputError(f"cut off or not JSON: {error}", place=source) from None
 
 
+def converted(value: object, kind: type[T], source: str) -> T:
+    """A part of a text that was read without a type, as `kind`.
+
+    Raises:
+        InputError: it is not of that form.
+    """
+    try:
+        return msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise InputError(f"not the result file it seems to be: {error}", place=source) from None
+
+
 def lines_of(text: bytes) -> list[bytes]:
     """The JSON texts of a file with one a line, blank lines left out."""
     return [line for line in text.splitlines() if line.strip(b" \t\r\n\xef\xbb\xbf")]
