@@ -19,8 +19,8 @@ TRACER_MODULES = sorted((REPO / "tracer" / "tokenlag_tracer").rglob("*.py"))
 
 # each imports only from those before it (and from its own)
 LAYERS = (
-    "errors", "times", "window", "store", "simulate", "read", "collect", "explain", "judge", "overhead",
-    "report",
+    "errors", "times", "window", "store", "simulate", "read", "collect", "explain", "judge",
+    "overhead", "report",
     "pipeline", "comparing", "watching", "ask", "options", "commands", "live", "cli", "__main__",
 )  # fmt: skip
 MAX_LINES = 450
