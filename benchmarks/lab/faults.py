@@ -82,6 +82,21 @@ FAULTS: Final = (
         seconds=30.0,
     ),
     Fault(
+        "long-prompt-chunked",
+        "a prompt of 3,000 tokens in steps of 512 every 5 s, beside long answers",
+        ("--max-model-len", "16384", "--max-num-seqs", "32", "--max-num-batched-tokens", "512"),
+        (
+            Stream(rate=1.2, prompt=(50, 150), output=(150, 250), tenant="chat"),
+            Stream(every_s=5.0, prompt=(3000, 3000), output=(4, 8), tenant="docs"),
+        ),
+        {
+            "cause": "long-prompt-stalled-streams", "symptom": "itl", "mode": "mixed",
+            "culprit": "docs", "notes": ["short-behind-long-prompt"],
+        },
+        seconds=30.0,
+        has_client_spans=True,
+    ),
+    Fault(
         "prefix-cached",
         "prompts that have 1,760 of 1,900 tokens in common, which are cached",
         _ROOMY,
@@ -104,7 +119,11 @@ FAULTS: Final = (
             "--block-size", "32", "--num-gpu-blocks-override", "70", "--no-enable-prefix-caching",
         ),
         (Stream(rate=3.0, prompt=(100, 200), output=(200, 300)),),
-        {"cause": "kv-preemption-thrash"},
+        # Space that runs out shows as a queue and as preemptions; both name it.
+        {
+            "cause": "queueing-not-prefill", "symptom": "ttft", "limit": "kv",
+            "notes": ["kv-preemption-thrash"],
+        },
         seconds=25.0,
     ),
     Fault(
@@ -119,12 +138,12 @@ FAULTS: Final = (
     ),
     Fault(
         "pauses",
-        "the engine is stopped for 1.2 s every 6 s",
+        "the engine is stopped for 0.5 s every 3 s",
         _ROOMY,
-        _LONGER,
+        (Stream(rate=3.0, prompt=(100, 300), output=(100, 150)),),
         {"cause": "periodic-pauses", "symptom": "itl"},
-        pause_every_s=6.0,
-        pause_s=1.2,
+        pause_every_s=3.0,
+        pause_s=0.5,
     ),
     Fault(
         "proxy-plain",

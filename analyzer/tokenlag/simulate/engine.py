@@ -1,11 +1,11 @@
 """A small continuous-batching engine in simulated time, with a step-time model that is known.
 
 One step takes `a + b·P + c·D + d·C` milliseconds: P prompt tokens in the step, D sequences
-that decode one token, C the tokens already computed of every sequence scheduled in it (and `e·W`
-for attention within long prompts, where a model has it). The
-scheduler is that of a chunked-prefill engine: decodes first, then running prefills, then
-waiting requests first come, first served, under a token budget, a slot cap and a KV pool of
-16-token blocks; a block that is missing preempts the last running sequence.
+that decode one token, C the tokens already computed of every sequence scheduled in it (`e·W`,
+attention within prompts, may come on top). The scheduler is that of a chunked-prefill engine:
+decodes first, then running prefills, then waiting requests first come, first served, under a
+token budget, a slot cap and a KV pool of 16-token blocks; a block that is missing preempts the
+last running sequence.
 
 Decoding sequences are not visited in each step. They all advance together, so a counter of
 decode steps tells when each ends and when it needs its next block; a step costs what changes
@@ -241,8 +241,7 @@ class Engine:
             n_prefill=n_prefill,
             n_decode=n_decode,
             n_context=n_decode_context + n_decode,
-            # Who has ended holds its slot until the engine knows, and counts as running.
-            n_running=len(self.running) + len(self._held),
+            n_running=len(self.running) + len(self._held),  # a slot is held until its end is known
             n_waiting=len(self.waiting),
             n_waiting_tokens=self._n_waiting_tokens,
             oldest_wait_s=self._oldest_wait_s(decided_s),
@@ -260,9 +259,7 @@ class Engine:
             scheduled = [request for request, _ in self._chunks]
             scheduled += self._decoding.members if n_decode else ()
             features = tuple(name for request in scheduled for name in request.features)
-        work = 0.0
-        if self.model.e_ms:
-            work = sum(c.n_tokens * (c.n_context + c.n_tokens / 2) for _, c in self._chunks)
+        work = sum(c.attention_work for _, c in self._chunks) if self.model.e_ms else 0.0
         batch = Batch(now_s, n_prefill, n_decode, n_context, features, work)
         cost_ms = self._time.cost_ms(batch)
         if self._hook is not None:

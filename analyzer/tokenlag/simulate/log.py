@@ -85,6 +85,11 @@ class Chunk:
     n_tokens: int
     n_context: int
 
+    @property
+    def attention_work(self) -> float:
+        """For each of its tokens the tokens before it, summed."""
+        return self.n_tokens * (self.n_context + self.n_tokens / 2)
+
 
 @dataclass(slots=True)
 class Step:

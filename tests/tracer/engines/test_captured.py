@@ -24,7 +24,12 @@ def truth_of(name: str) -> dict[str, Any]:
 
 
 def judge(name: str) -> Diagnosis:
-    request = Request([str(CAPTURED / name / "traces.jsonl.gz")], n_workers=1)
+    before = truth_of(name).get("baseline")
+    request = Request(
+        [str(CAPTURED / name / "traces.jsonl.gz")],
+        baseline_traces=[str(CAPTURED / f"vllm-{before}" / "traces.jsonl.gz")] if before else [],
+        n_workers=1,
+    )
     outcome = diagnose(request, now_ns=0, tz=UTC)
     assert outcome.problems == []
     return outcome.diagnosis
