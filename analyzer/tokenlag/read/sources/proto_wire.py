@@ -256,69 +256,60 @@ class KeyTable:
     """
 
     _BITS: Final = 16
-    _MIX: Final = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
+    _MIX: Final = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F)
 
     def __init__(self, keys: Iterable[str]) -> None:
         self.keys = list(keys)
-        encoded = [key.encode() for key in self.keys]
-        self._encoded = encoded
-        buffer = Buffer(b"".join(encoded))
-        lengths = np.array([len(key) for key in encoded], np.int64)
-        ends = np.cumsum(lengths)
-        # Keys that differ in their middles alone have one signature, and are told apart last.
-        alike: dict[int, list[int]] = {}
-        for index, signature in enumerate(self._sign(buffer, ends - lengths, lengths).tolist()):
-            alike.setdefault(signature, []).append(index)
-        self._alike = list(alike.values())
-        self._signatures = np.array(list(alike), np.uint64)
+        self._encoded = [key.encode() for key in self.keys]
+        lengths = np.array([len(key) for key in self._encoded], np.int64)
+        begin = np.cumsum(lengths) - lengths
+        self._tails = _tails(Buffer(b"".join(self._encoded)), begin, lengths)
+        self._lengths = lengths
+        # Keys of one length that end alike are in one slot, and are told apart last.
         slots: dict[int, list[int]] = {}
-        for group, signature in enumerate(alike):
-            slots.setdefault(signature >> (64 - self._BITS), []).append(group)
+        for index, slot in enumerate(self._slots(self._tails, lengths).tolist()):
+            slots.setdefault(slot, []).append(index)
+        self._in_slot = list(slots.values())
         self._table = np.full(1 << self._BITS, -1, np.int32)
-        for slot, groups in slots.items():
-            self._table[slot] = groups[0]
-        self._crowded = [groups for groups in slots.values() if len(groups) > 1]
+        self._table[list(slots)] = np.arange(len(slots))
 
-    def _sign(self, buffer: Buffer, begin: Int64s, length: Int64s) -> Uint64s:
-        """A number out of a string's length and its first and last eight bytes."""
-        first, last_at = buffer.words(begin), begin + np.maximum(length - 8, 0)
-        last = buffer.words(last_at)
-        short = np.flatnonzero(length < 8)
-        if len(short):
-            bits = (8 * length[short]).astype(np.uint64)
-            kept = (np.uint64(1) << bits) - np.uint64(1)
-            first[short] &= kept
-            last[short] = first[short]
-        one, two, three = (np.uint64(value) for value in self._MIX)
-        mixed: Uint64s = (first * one) ^ (last * two) ^ (length.astype(np.uint64) * three)
-        return (mixed ^ (mixed >> np.uint64(29))) * one
+    def _slots(self, tails: Uint64s, lengths: Int64s) -> Int64s:
+        one, two = (np.uint64(value) for value in self._MIX)
+        mixed = (tails * one) ^ (lengths.astype(np.uint64) * two)
+        slots: Int64s = (mixed >> np.uint64(64 - self._BITS)).astype(np.int64)
+        return slots
 
     def find(self, buffer: Buffer, begin: Int64s, end: Int64s) -> Int64s:
         """Returns which key each string is; −1 for none of them."""
         length = end - begin
-        signatures = self._sign(buffer, begin, length)
-        slots = (signatures >> np.uint64(64 - self._BITS)).astype(np.int64)
-        of_group = self._table[slots].astype(np.int64)
-        for groups in self._crowded:
-            for group in groups:
-                of_group[signatures == self._signatures[group]] = group
-        maybe = np.flatnonzero(of_group >= 0)
-        maybe = maybe[self._signatures[of_group[maybe]] == signatures[maybe]]
+        tails = _tails(buffer, begin, length)
+        of_slot = self._table[self._slots(tails, length)]
         found = np.full(len(begin), -1, np.int64)
-        for group in np.flatnonzero(np.bincount(of_group[maybe])).tolist():
-            mine = maybe[of_group[maybe] == group]
-            for index in self._alike[group]:
-                found[mine[self._equals(buffer, begin[mine], length[mine], index)]] = index
+        maybe = np.flatnonzero(of_slot >= 0)
+        order = maybe[np.argsort(of_slot[maybe], kind="stable")]
+        bounds = np.searchsorted(of_slot[order], np.arange(len(self._in_slot) + 1))
+        for indexes, first, last in zip(self._in_slot, bounds[:-1], bounds[1:], strict=True):
+            mine = order[first:last]
+            for index in indexes if len(mine) else ():
+                same = (tails[mine] == self._tails[index]) & (length[mine] == self._lengths[index])
+                rest = mine if same.all() else mine[same]
+                head = self._encoded[index][:-8]
+                at = begin[rest]
+                for start in range(0, len(head), 8):
+                    # Past the head is the tail, which is known to be the key's.
+                    piece = self._encoded[index][start : start + 8]
+                    equal = buffer.words(at + start) == np.uint64(int.from_bytes(piece, "little"))
+                    if not equal.all():
+                        rest, at = rest[equal], at[equal]
+                found[rest] = index
         return found
 
-    def _equals(self, buffer: Buffer, begin: Int64s, length: Int64s, index: int) -> Any:
-        """Whether the strings are the key, byte for byte."""
-        key = self._encoded[index]
-        same = length == len(key)
-        for at in range(0, len(key), 8):
-            piece = key[at : at + 8]
-            word = np.uint64(int.from_bytes(piece, "little"))
-            mask = np.uint64((1 << (8 * len(piece))) - 1)
-            there = np.minimum(begin + at, buffer.n_bytes)
-            same &= (buffer.words(there) & mask) == word
-        return same
+
+def _tails(buffer: Buffer, begin: Int64s, length: Int64s) -> Uint64s:
+    """The last eight bytes of each string, or all of a shorter one."""
+    tails = buffer.words(begin + np.maximum(length - 8, 0))
+    short = np.flatnonzero(length < 8)
+    if len(short):
+        bits = (8 * length[short]).astype(np.uint64)
+        tails[short] &= (np.uint64(1) << bits) - np.uint64(1)
+    return tails
