@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tokenlag.errors import InputError
 from tokenlag.read.load import load_traces
+from tokenlag.read.messages import Seen
+from tokenlag.read.sources.engine_records import EngineRecordReader
+from tokenlag.read.sources.otlp_json import TextError
+from tokenlag.read.sources.sink import Sink
 from tokenlag.store.connection import Store
+
+from tests.read.test_loadtest_damage import damage
 
 T0_MS = 1_782_777_600_000
 MS = 1_000_000
@@ -176,3 +183,40 @@ def test_records_that_say_no_moment_are_refused_in_one_line(store: Store, tmp_pa
     with pytest.raises(InputError) as caught:
         load(store, tmp_path, lines({k: v for k, v in answer(0).items() if k != "created"}))
     assert "\n" not in str(caught.value)
+
+
+class Kept:
+    """Stands in for a sink and its columns: keeps the spans."""
+
+    def __init__(self) -> None:
+        self.columns = self
+        self.spans: list[Any] = []
+
+    def add(self, _source: str, _resource: Any, _scope: str, spans: list[Any]) -> None:
+        self.spans += spans
+
+
+@pytest.mark.parametrize("make", [forward_pass, dynamo_request, iteration, answer])
+def test_damaged_records_are_counted_or_refused(make: Callable[[int], Any]) -> None:
+    chance = random.Random(make.__name__)
+    n_kept = n_refused = 0
+    for _ in range(400):
+        record = make(1)
+        for _ in range(chance.randint(1, 4)):
+            damage(record, chance)
+        sink, seen = Kept(), Seen()
+        reader = EngineRecordReader(cast("Sink", sink))
+        try:
+            reader.read(json.dumps(record).encode(), "x", seen)
+        except TextError:
+            n_refused += 1
+            continue
+        assert len(sink.spans) + seen.n_bad_spans == 1
+        for span in sink.spans:
+            n_kept += 1
+            assert 0 < span.start_time_unix_nano < 2**62
+            assert span.end_time_unix_nano is None or span.end_time_unix_nano < 2**62
+            assert all(len(a.value.array_value.values) <= 65_536 for a in span.attributes
+                       if a.value.array_value is not None)  # fmt: skip
+    assert n_kept > 30
+    assert n_refused > 20

@@ -21,6 +21,8 @@ from tokenlag.read.sources.plain_values import plain_value
 from tokenlag.read.sources.sink import Sink
 
 NS_PER_MS: Final = 1_000_000
+MAX_UNIX_MS: Final = 2.0**42  # the year 2109
+MAX_REQUESTS: Final = 65_536  # in one step; more is damage
 UNKNOWN: Final = -1  # a handle that nobody told; read as not measured
 # 07-26-2026 14:03:11.123456, in the writer's zone, which it does not say: taken as UTC.
 _TENSORRT_TIME: Final = "%m-%d-%Y %H:%M:%S.%f"
@@ -173,9 +175,9 @@ def _made(record: _Record, source: str) -> _Made | None:
 
 
 def _forward_pass(event: _Event, told: _Pass) -> _Made | None:
-    if event.observed_at_unix_ms is None:
+    end_ns, took_ns = _ns(event.observed_at_unix_ms), _took_ns(told.wall_time * 1e3)
+    if end_ns is None or took_ns is None:
         return None
-    end_ns = _ns(event.observed_at_unix_ms)
     engine = f"{told.worker_id or 'worker'}:{told.dp_rank}"
     work, queue = told.scheduled_requests, told.queued_requests
     attributes = {
@@ -187,11 +189,11 @@ def _forward_pass(event: _Event, told: _Pass) -> _Made | None:
         names.STEP_WAITING: queue.num_prefill_requests + queue.num_decode_requests,
         names.STEP_WAITING_TOKENS: queue.sum_prefill_tokens,
     }
-    if work.num_prefill_requests > 0:
+    if 0 < work.num_prefill_requests <= MAX_REQUESTS:
         attributes |= _chunks(
             work.num_prefill_requests, work.sum_prefill_tokens, work.sum_prefill_kv_tokens
         )
-    start_ns = end_ns - round(told.wall_time * 1e9)
+    start_ns = end_ns - took_ns
     key = f"{engine}/{told.counter_id}/{end_ns}"
     return (
         "dynamo.fpm",
@@ -214,8 +216,8 @@ def _even(total: int, n: int) -> list[int]:
 
 
 def _tensorrt(record: _Record, source: str) -> _Made | None:
-    end_ns = _tensorrt_ns(record.timestamp)
-    if end_ns is None or record.latency_ms is None:
+    end_ns, took_ns = _tensorrt_ns(record.timestamp), _took_ns(record.latency_ms)
+    if end_ns is None or took_ns is None:
         return None
     batch = record.inflight or _Inflight()
     attributes: dict[str, Any] = {
@@ -226,7 +228,7 @@ def _tensorrt(record: _Record, source: str) -> _Made | None:
         names.STEP_WAITING: record.n_queued,
         names.STEP_WAITING_TOKENS: batch.num_queued_ctx_tokens,
     }
-    if batch.num_context_requests > 0:
+    if 0 < batch.num_context_requests <= MAX_REQUESTS:
         attributes |= _chunks(
             batch.num_context_requests, batch.num_ctx_tokens, batch.num_ctx_kv_tokens or 0
         )
@@ -242,7 +244,7 @@ def _tensorrt(record: _Record, source: str) -> _Made | None:
     drafts = record.drafts or _Drafts()
     attributes[names.STEP_DRAFTED] = drafts.num_draft_tokens
     attributes[names.STEP_ACCEPTED] = drafts.num_accepted_tokens
-    start_ns = end_ns - round(record.latency_ms * NS_PER_MS)
+    start_ns = end_ns - took_ns
     key = f"{source}/{record.iteration}/{end_ns}"
     return (
         "tensorrt_llm.stats",
@@ -259,11 +261,11 @@ def _tensorrt_ns(timestamp: Any) -> int | None:
         except ValueError:
             return None
         return round(at.timestamp() * 1e6) * 1000
-    if isinstance(timestamp, int | float) and timestamp > 1e9:
+    if isinstance(timestamp, int | float) and 1e9 < timestamp < 2**62:
         value = float(timestamp)
         while value < 1e18:
             value *= 1e3
-        return int(value)
+        return int(value) if value < 2**62 else None
     return None
 
 
@@ -272,7 +274,8 @@ def _dynamo_request(event: _Event, told: _DynamoRequest) -> _Made | None:
     end_ms = event.event_time_unix_ms
     if start_ms is None and end_ms is not None and took_ms is not None:
         start_ms = end_ms - took_ms
-    if start_ms is None:
+    start_ns = _ns(start_ms)
+    if start_ms is None or start_ns is None:
         return None
     if took_ms is not None:
         end_ms = start_ms + took_ms
@@ -288,8 +291,7 @@ def _dynamo_request(event: _Event, told: _DynamoRequest) -> _Made | None:
         "ttft_ms": told.ttft_ms,
         "finish_reason": told.finish_reason,
     }
-    start_ns = _ns(start_ms)
-    end_ns = None if end_ms is None else _ns(end_ms)
+    end_ns = _ns(end_ms)
     key = f"{told.request_id}/{start_ns}"
     span = _span("dynamo.request", key, start_ns, end_ns, attributes)
     return "dynamo.request.trace", _resource({names.SERVICE_NAME: "dynamo"}), span
@@ -299,8 +301,11 @@ def _llama_cpp(record: _Record, told: _Timings) -> _Made | None:
     """`created` is the second in which the answer was done: a start is good to one second."""
     if record.created is None or told.prompt_ms is None or told.predicted_ms is None:
         return None
-    end_ns = round(record.created * 1e9)
-    start_ns = end_ns - round((told.prompt_ms + told.predicted_ms) * NS_PER_MS)
+    end_ns = _ns(record.created * 1e3)
+    prompt_ns, predicted_ns = _took_ns(told.prompt_ms), _took_ns(told.predicted_ms)
+    if end_ns is None or prompt_ns is None or predicted_ns is None:
+        return None
+    start_ns = end_ns - prompt_ns - predicted_ns
     n_prompt = None
     if told.prompt_n is not None:
         n_prompt = told.prompt_n + (told.cache_n or 0)
@@ -318,9 +323,16 @@ def _llama_cpp(record: _Record, told: _Timings) -> _Made | None:
     return "llama.cpp", _resource({names.SERVICE_NAME: "llama.cpp"}), span
 
 
-def _ns(unix_ms: float) -> int:
+def _ns(unix_ms: float | None) -> int | None:
     """Unix milliseconds as nanoseconds; a float of them holds less than a microsecond."""
+    if unix_ms is None or not 0 < unix_ms < MAX_UNIX_MS:
+        return None
     return round(unix_ms * 1e3) * 1000
+
+
+def _took_ns(ms: float | None) -> int | None:
+    """Milliseconds that something took, as nanoseconds."""
+    return round(ms * NS_PER_MS) if ms is not None and 0 <= ms < MAX_UNIX_MS else None
 
 
 def _span(
