@@ -128,12 +128,12 @@ FAULTS: Final = (
     ),
     Fault(
         "cpu-hog",
-        "four busy loops beside the engine, in the second half",
+        "sixteen busy loops beside the engine, in the second half",
         _ROOMY,
-        _LONGER,
+        (Stream(rate=2.0, prompt=(100, 300), output=(100, 150)),),
         {"cause": "steps-run-slow", "symptom": "itl"},
         seconds=50.0,
-        n_hogs=4,
+        n_hogs=16,
         hog_from_s=25.0,
     ),
     Fault(
