@@ -127,7 +127,9 @@ def diagnose(
         parts = _judge_groups(store, request, brief, groups, tell)
         store.discard()
     problems: list[TokenlagError] = [p for r in read for p in r.problems]
-    diagnosis = msgspec.structs.replace(judged.diagnosis, groups=parts, comparison=comparison)
+    diagnosis = msgspec.structs.replace(
+        judged.diagnosis, groups=parts, comparison=comparison, fleet=read[0].fleet
+    )
     return Outcome(diagnosis, problems + judged.problems)
 
 

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from tokenlag.explain.comparison import Comparison
+from tokenlag.read.stores.summary import Fleet
 
 SCHEMA = "tokenlag.diagnosis/1"
 
@@ -233,6 +234,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     goodput: Goodput | None = None
     groups: list[Group] = []
     comparison: Comparison | None = None
+    fleet: Fleet | None = None
 
 
 def to_json(diagnosis: Diagnosis) -> bytes:
@@ -240,5 +242,7 @@ def to_json(diagnosis: Diagnosis) -> bytes:
     fields = msgspec.to_builtins(diagnosis)
     if diagnosis.comparison is None:  # a key of `compare` alone
         del fields["comparison"]
+    if diagnosis.fleet is None:  # a key of trace stores with many engines alone
+        del fields["fleet"]
     ordered = {"schema": fields.pop("schema"), **fields}
     return msgspec.json.format(msgspec.json.encode(ordered), indent=2)

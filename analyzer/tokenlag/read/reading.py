@@ -18,6 +18,7 @@ from tokenlag.read.noticed import FileResult, ReadNote, skipped_notes
 from tokenlag.read.parquet_parts import PASCAL, checked_footer
 from tokenlag.read.pool import InProcess, Processes, Readers
 from tokenlag.read.sources.detect import is_parquet
+from tokenlag.read.stores.summary import Fleet
 from tokenlag.read.stream import GZIP_MAGIC, ZSTD_MAGIC
 from tokenlag.read.vocabulary import Vocabulary
 from tokenlag.store.cache import Cache
@@ -43,6 +44,7 @@ class ReadResult:
         n_spans: rows in the span files.
         n_files: files that held spans.
         load_tests: runs of load tests among the files, whose requests are not in span files.
+        fleet: engines of a trace store that were summed up there, where there are many.
         only: span file → the sources whose rows count, where that is not all of its rows.
         n_kept: files that were not read again, for the cache had their rows.
     """
@@ -54,6 +56,7 @@ class ReadResult:
     n_spans: int = 0
     n_files: int = 0
     load_tests: list[Run] = field(default_factory=list)
+    fleet: Fleet | None = None
     only: dict[Path, frozenset[str]] = field(default_factory=dict)
     n_kept: int = 0
 

@@ -9,6 +9,7 @@ from tokenlag.judge.diagnosis import Diagnosis, Finding
 from tokenlag.report import format as fmt
 from tokenlag.report import tables
 from tokenlag.report.comparison import comparison_lines
+from tokenlag.report.fleet import fleet_lines
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --bad: #c0262d; --good: #1a7f37; --open: #9a6700; }
@@ -69,6 +70,7 @@ def _body(diagnosis: Diagnosis, *, is_verbose: bool) -> list[str]:
         blocks.append(f"<p>{fmt.plural(n_more, 'more finding')} with -v.</p>")
     sections = [
         ("Compared", comparison_lines(diagnosis.comparison)),
+        ("The fleet", fleet_lines(diagnosis.fleet)),
         ("Checked and not found", [", ".join(map(fmt.clean, diagnosis.checked))]),
         ("Could not check", tables.not_evaluated_lines(diagnosis.not_evaluated)),
         ("The data", tables.coverage_lines(diagnosis)),

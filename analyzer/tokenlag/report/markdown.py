@@ -6,6 +6,7 @@ from tokenlag.judge.diagnosis import Diagnosis, Finding
 from tokenlag.report import format as fmt
 from tokenlag.report import tables
 from tokenlag.report.comparison import comparison_lines
+from tokenlag.report.fleet import fleet_lines
 
 _SPECIAL = str.maketrans({c: f"\\{c}" for c in "\\`*_[]<>|#~"})
 
@@ -30,6 +31,7 @@ def render_markdown(diagnosis: Diagnosis, *, verbosity: int = 0) -> str:
         blocks += _findings(diagnosis, is_verbose=is_verbose)
         sections = [
             ("Compared", comparison_lines(diagnosis.comparison)),
+            ("The fleet", fleet_lines(diagnosis.fleet)),
             ("Checked and not found", [", ".join(map(fmt.clean, diagnosis.checked))]),
             ("Could not check", tables.not_evaluated_lines(diagnosis.not_evaluated)),
             ("The data", tables.coverage_lines(diagnosis)),

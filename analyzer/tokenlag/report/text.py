@@ -14,6 +14,7 @@ from tokenlag.judge.diagnosis import Diagnosis, Finding
 from tokenlag.report import format as fmt
 from tokenlag.report import tables
 from tokenlag.report.comparison import comparison_lines
+from tokenlag.report.fleet import fleet_lines
 
 _STATUS_STYLE: Final = {
     "problem": "bold red",
@@ -93,6 +94,7 @@ def _body(diagnosis: Diagnosis, *, is_verbose: bool) -> list[RenderableType]:
         parts.append(Text(f"{fmt.plural(n_more, 'more finding')}: see -v"))
     sections = [
         ("Compared", comparison_lines(diagnosis.comparison)),
+        ("The fleet", fleet_lines(diagnosis.fleet)),
         ("Checked and not found", [", ".join(map(fmt.clean, diagnosis.checked))]),
         ("Could not check", tables.not_evaluated_lines(diagnosis.not_evaluated)),
         ("The data", tables.coverage_lines(diagnosis)),

@@ -9,8 +9,9 @@ from tokenlag.errors import UsageError
 from tokenlag.read.noticed import ReadNote
 from tokenlag.read.reading import Progress, ReadResult
 from tokenlag.read.spans import RowFiles, span_schema
+from tokenlag.read.stores import fleet
 from tokenlag.read.stores.address import Address, parse_address
-from tokenlag.read.stores.asked import Asked, merged, windows_of
+from tokenlag.read.stores.asked import Asked, Span, merged, windows_of
 from tokenlag.read.stores.clickhouse import Spans
 from tokenlag.read.stores.client import Client
 from tokenlag.read.stores.credentials import find_credentials
@@ -73,6 +74,8 @@ def _pull(
     if spans.arrivals(windows[0])[0] == 0:
         raise no_data("window", asked.since, *there, asked.tz)
     parts = merged(windows)
+    if asked.by_engine:
+        spans = _of_suspects(spans, windows, address, into)
     n_spans = 0
     for number, window in enumerate(parts):
         if progress:
@@ -89,3 +92,20 @@ def _pull(
     if not asked.baseline:
         text += "; only the window was read: --baseline DURATION reads a time before it, too"
     into.notes.append(ReadNote("store", address.name, n_spans, text))
+
+
+def _of_suspects(spans: Spans, windows: list[Span], address: Address, into: ReadResult) -> Spans:
+    """The spans of the engines that are worth it, where there are more than can be read."""
+    engines, model = fleet.sum_up(spans, windows[0])
+    if len(engines) <= fleet.MAX_READ + 1:
+        return spans
+    before = fleet.sum_up(spans, windows[1])[0] if len(windows) > 1 else []
+    chosen = fleet.choose(engines, before)
+    into.fleet = fleet.described(engines, model, chosen)
+    n = len(engines)
+    text = (
+        f"{address.name}: {n:,} engines were summed up in the store; "
+        f"{len(chosen)} of them were read and are what is diagnosed"
+    )
+    into.notes.append(ReadNote("fleet", address.name, n, text))
+    return Spans(spans.client, spans.table, spans.vocabulary, list(chosen))
