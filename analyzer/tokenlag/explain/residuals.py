@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from tokenlag.explain import shift, stepmodel, stoppage
+from tokenlag.explain import changepoint, shift, stepmodel, stoppage, together
 from tokenlag.explain.arrays import Columns, Floats, Ints, nullable
 from tokenlag.explain.sql import query
 from tokenlag.store.connection import Store
@@ -26,6 +26,7 @@ def write_residuals(store: Store) -> None:
     rows = Columns(store, query("observed"))
     if rows.n_rows == 0:
         return
+    together.write_contexts(store, rows)
     _write_shifts(store, rows)
     _write_stoppages(store, rows)
     taxed = _write_tax(store, rows)
@@ -194,12 +195,15 @@ def _write_tax(store: Store, rows: Columns) -> Bools:
         residual = rows.floats("wall_ms") - usual
         residual = residual - _usual_at(level, residual, current & ~marked)
         known = current & np.isfinite(residual)
+        # Where it began within the window, the marked steps by themselves show when.
+        since = _dearer_since(rows, residual / usual, known & marked)
+        known &= since
         with_it, without = known & marked, known & ~marked
         if with_it.sum() < MIN_TAX_STEPS or without.sum() < MIN_TAX_STEPS:
             continue
         extra, error = _difference(residual[with_it], residual[without])
         if extra >= SURE_Z * error:
-            taxed |= marked
+            taxed |= marked & since
         store.insert(
             "step_tax",
             {
@@ -209,10 +213,19 @@ def _write_tax(store: Store, rows: Columns) -> Bools:
                 "extra_ms": [extra],
                 "usual_ms": [float(np.median(usual[without]))],
                 "z": [extra / max(error, 1e-9)],
-                "held_ms": [extra * float(victims[with_it].sum())],
+                # What was compared is a sample: all steps with such a request carry it.
+                "held_ms": [extra * float(victims[current & marked & since].sum())],
             },
         )
     return taxed
+
+
+def _dearer_since(rows: Columns, residual_frac: Floats, marked: Bools) -> Bools:
+    """The steps since marked ones became dearer for good; all where they did not."""
+    end_ns = rows.ints("end_ns")
+    order = np.flatnonzero(marked)[np.argsort(end_ns[marked], kind="stable")]
+    at = changepoint.find_slower(end_ns[order], np.maximum(1.0 + residual_frac[order], 0.01))
+    return np.ones(rows.n_rows, dtype=bool) if at is None else np.asarray(end_ns >= at)
 
 
 def _usual_at(level: Ints, residual: Floats, plain: Bools) -> Floats:

@@ -20,6 +20,7 @@ from tokenlag.explain.lateness import Side, as_in, lean
 Floats = npt.NDArray[np.float64]
 
 MIN_STEPS = 50
+MIN_KNOWN_FRAC = 0.1
 MIN_MIXED = 5
 MIN_ALIKE = 3
 NEAR_STEPS = 4
@@ -91,7 +92,8 @@ def find_shift(reference: Observed, window: Observed) -> Shift | None:
     known &= window.n_decode <= reference.n_decode.max()
     known &= window.n_prefill_tokens <= max(reference.n_prefill_tokens.max(), 0.0)
     known &= window.n_context_tokens <= reference.n_context_tokens.max()
-    if known.sum() < MIN_STEPS:
+    # A few steps at the edge of what the reference knows say nothing of the rest.
+    if known.sum() < max(MIN_STEPS, MIN_KNOWN_FRAC * len(known)):
         return None
     observed, streams = window.wall_ms[known], window.n_streams[known]
     mixed = window.n_prefill_tokens[known] > 0
