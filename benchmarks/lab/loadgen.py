@@ -16,7 +16,7 @@ import random
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, TextIO
@@ -30,6 +30,7 @@ VOCABULARY: Final = (100, 1000)
 MAX_PREFIX: Final = 20_000
 # What a slow reader's socket holds, asked of the system, which doubles it and more.
 SLOW_BUFFER_BYTES: Final = 2048
+READ_BYTES: Final = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,25 @@ def plan(streams: Sequence[Stream], seconds: float, seed: int, name: str = "r") 
     return planned
 
 
+async def _lines(reader: asyncio.StreamReader, is_chunked: bool) -> AsyncIterator[bytes]:
+    """Yields the lines of an answer's body; a proxy may cut its chunks anywhere."""
+    rest = b""
+    while True:
+        size = int(await reader.readline() or b"0", 16) if is_chunked else READ_BYTES
+        part = b""
+        if size and is_chunked:
+            part = (await reader.readexactly(size + 2))[:-2]
+        elif size:
+            part = await reader.read(size)
+        if not part:
+            break
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            yield line
+    if rest:
+        yield rest
+
+
 async def _connect(host: str, port: int, is_slow: bool) -> Connection:
     """Returns a connection of its own; a slow reader's holds little on the way."""
     connection = socket.socket()
@@ -180,9 +200,10 @@ async def _exchange(
         writer.write(head + body)
         status = await reader.readline()
         record.status = int(status.split()[1])
-        while (await reader.readline()).strip():
-            pass
-        async for line in reader:
+        is_chunked = False
+        while header := (await reader.readline()).strip().lower():
+            is_chunked = is_chunked or header == b"transfer-encoding: chunked"
+        async for line in _lines(reader, is_chunked):
             if not line.startswith(b"data:") or b"[DONE]" in line:
                 continue
             event = json.loads(line[5:])

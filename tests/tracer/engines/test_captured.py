@@ -37,6 +37,7 @@ def judge(name: str) -> Diagnosis:
 
 def test_there_are_some() -> None:
     assert {"vllm-healthy", "vllm-queue-slots", "vllm-long-prompt"} <= set(NAMES)
+    assert all((CAPTURED / name / "traces.jsonl.gz").stat().st_size < 300_000 for name in NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
