@@ -10,7 +10,7 @@ from tokenlag.read.files import os_hint, os_reason
 from tokenlag.read.parquet_footer import Footer, FooterError, read_footer
 from tokenlag.read.stream import Bytes
 
-ROWS_PER_PART: Final = 2**18
+ROWS_PER_PART: Final = 2**17
 MAX_SPOOLED_BYTES: Final = 8 * 2**30
 MAX_ROWS: Final = 2**33
 

@@ -7,7 +7,7 @@ through `parquet_map`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,13 +15,16 @@ import polars as pl
 
 from tokenlag.errors import InputError
 from tokenlag.read.messages import Bad, Job, Report, note_bad
+from tokenlag.read.parquet_footer import Footer
 from tokenlag.read.parquet_parts import NATIVE_EVENTS, PASCAL, checked_footer
 from tokenlag.read.sources.otlp_series import SPAN_ID_BYTES, TRACE_ID_BYTES
 from tokenlag.read.sources.parquet_map import MappedRows
 from tokenlag.read.sources.sink import Sink
 from tokenlag.read.spans import event_schema, span_schema
 
-ROWS_PER_BATCH: Final = 65_536
+ROWS_PER_BATCH: Final = 2**18
+MAX_ROWS_PER_BATCH: Final = 2**18
+ROWS_PER_FRAME: Final = 2**16
 ZERO: Final = "0"
 
 
@@ -45,11 +48,11 @@ class ParquetReader:
     def read_part(self, job: Job, report: Report) -> None:
         """Puts rows of a file into the sink; notes what is unreadable."""
         try:
-            layout = checked_footer(Path(job.path), job.name)[1]
+            footer, layout = checked_footer(Path(job.path), job.name)
             if layout == PASCAL:
-                self._mapped(job, report)
+                self._mapped(job, report, footer)
             else:
-                self._native(job, report, is_events=layout == NATIVE_EVENTS)
+                self._native(job, report, footer, is_events=layout == NATIVE_EVENTS)
         except InputError as error:  # it was readable a moment ago
             note_bad(report, Bad(error.message))
         except (pl.exceptions.PolarsError, OSError, ValueError) as error:
@@ -61,17 +64,18 @@ class ParquetReader:
                 raise
             note_bad(report, Bad("damaged Parquet"))
 
-    def _mapped(self, job: Job, report: Report) -> None:
+    def _mapped(self, job: Job, report: Report, footer: Footer) -> None:
         scan = pl.scan_parquet(job.path)
         rows = MappedRows(scan.collect_schema(), self._sink)
         if not job.start:
             report.seen.n_exports += 1
         scan = scan.select(rows.columns)
-        for batch in _batches(scan, job.start, job.end or 0):
+        for batch in _batches(scan, job.start, job.end or 0, footer.groups):
             report.seen.n_spans += batch.height
-            self._sink.add(*rows.frames(batch, job.name))
+            for piece in batch.iter_slices(ROWS_PER_FRAME):
+                self._sink.add(*rows.frames(piece, job.name))
 
-    def _native(self, job: Job, report: Report, *, is_events: bool) -> None:
+    def _native(self, job: Job, report: Report, footer: Footer, *, is_events: bool) -> None:
         schema = self._event_schema if is_events else self._span_schema
         scan = pl.scan_parquet(job.path)
         there = scan.collect_schema()
@@ -85,7 +89,7 @@ class ParquetReader:
         if is_typed:
             is_fine = True
             n_untimed = 0
-            for batch in _batches(scan, 0, job.end or 0):
+            for batch in _batches(scan, 0, footer.n_rows, footer.groups):
                 is_fine = is_fine and bool(batch.select(_is_good(batch)).to_series().all())
                 n_rows += batch.height
                 if not is_events:
@@ -96,7 +100,7 @@ class ParquetReader:
                     losses.n_without_times += n_untimed
                 self._sink.link(job.path, 0 if is_events else n_rows, is_events=is_events)
                 return
-        for batch in _batches(scan, 0, job.end or 0):
+        for batch in _batches(scan, 0, footer.n_rows, footer.groups):
             frame = self._repaired(batch, schema, job.name)
             if is_events:
                 self._sink.add(pl.DataFrame(), frame)
@@ -132,9 +136,22 @@ class ParquetReader:
         return frame.drop_nulls(["trace_id", "span_id"])
 
 
-def _batches(scan: pl.LazyFrame, start: int, end: int) -> Iterator[pl.DataFrame]:
-    rows = scan.slice(start, end - start)
-    yield from rows.collect_batches(chunk_size=ROWS_PER_BATCH, maintain_order=True)
+def _batches(
+    scan: pl.LazyFrame, start: int, end: int, groups: Iterable[tuple[int, int]]
+) -> Iterator[pl.DataFrame]:
+    """Rows of a range, some whole row groups at a time, for those are decoded whole."""
+    begin = at = 0
+    for n_rows, _ in groups:
+        if at > begin and at - begin + n_rows > ROWS_PER_BATCH:
+            yield from _slices(scan, max(begin, start), min(at, end))
+            begin = at
+        at += n_rows
+    yield from _slices(scan, max(begin, start), min(at, end))
+
+
+def _slices(scan: pl.LazyFrame, start: int, end: int) -> Iterator[pl.DataFrame]:
+    for at in range(start, end, MAX_ROWS_PER_BATCH):
+        yield scan.slice(at, min(MAX_ROWS_PER_BATCH, end - at)).collect()
 
 
 def _is_id(column: pl.Expr, n_digits: int) -> pl.Expr:
