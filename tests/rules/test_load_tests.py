@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 from tokenlag.judge.diagnosis import Diagnosis
 from tokenlag.pipeline import Request, diagnose
+from tokenlag.report import render
 from tokenlag.simulate.emit_results import write_result
 from tokenlag.simulate.recipe import load_recipe
 from tokenlag.simulate.run import run as simulate
 from tokenlag.simulate.timeline import DEFAULT_END_NS
 from tokenlag.simulate.traces import write_traces
+
+from tests.rules.lab import Fixture, Lab
 
 
 def diagnosed(folder: Path, variant: str, tool: str, form: str | None = None) -> Diagnosis:
@@ -51,3 +54,17 @@ def test_the_clients_own_queue_needs_the_servers_side(tmp_path: Path) -> None:
     assert found.coverage.sources == {"vllm": 320, "load-test": 320}
     assert found.coverage.requests == 320
     assert not any("clocks differ" in note for note in found.coverage.notes)
+
+
+def test_two_sets_of_traces_are_compared_as_two_loads(lab: Lab) -> None:
+    a, b = (lab.traces(Fixture("slow", name)) for name in ("healthy", "fault"))
+    request = Request(paths=[str(b)], baseline_traces=[str(a)], is_comparison=True)
+    found = diagnose(request, now_ns=DEFAULT_END_NS, tz=UTC).diagnosis
+    assert found.comparison is not None
+    assert set(found.comparison.why.values()) == {"speed"}
+    assert {c.metric: c.moved for c in found.comparison.changes}["tpot"] == "higher"
+    assert "Compared\n   B is slower: the same work takes another time." in render(found, "text")
+    assert '"schema": "tokenlag.comparison/1"' in render(found, "json")
+    plain = diagnose(Request(paths=[str(b)]), now_ns=DEFAULT_END_NS, tz=UTC).diagnosis
+    assert plain.comparison is None
+    assert "comparison" not in render(plain, "json")
