@@ -33,7 +33,7 @@ http {{
         listen 127.0.0.1:{port};
         location / {{
             proxy_pass http://127.0.0.1:{upstream};
-            proxy_http_version 1.1;
+            proxy_http_version {version};
             proxy_buffering {buffering};
             {more}
             proxy_buffer_size 16k;
@@ -110,7 +110,9 @@ def nginx(program: str, folder: Path, upstream: int, *, is_buffering: bool) -> I
         port=port,
         upstream=upstream,
         buffering="on" if is_buffering else "off",
-        # vLLM says `X-Accel-Buffering: no`, which nginx obeys unless it is told not to.
+        # Of an answer in chunks nginx passes on what is there; by HTTP/1.0, its default, there are
+        # none. vLLM says `X-Accel-Buffering: no`, which nginx obeys unless it is told not to.
+        version="1.0" if is_buffering else "1.1",
         more="proxy_ignore_headers X-Accel-Buffering;" if is_buffering else "",
     )
     settings = folder / "nginx.conf"
