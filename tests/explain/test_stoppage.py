@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from tokenlag.explain.stoppage import rhythm
+from tokenlag.explain.stoppage import outstanding, rhythm
 
 NS = 1_000_000_000
 SPAN_S = 100.0
@@ -45,3 +45,41 @@ def test_every_stop_seen_is_the_plain_case() -> None:
     assert found is not None
     assert abs(found.period_s - 1.5) < 1e-6
     assert found.spacing_cv < 1e-6
+
+
+def _with_noise(rng: np.random.Generator, at_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Stops of half a second, and beside them many of some tens of ms at random times."""
+    small = rng.uniform(0, SPAN_S, 60)
+    end = ((np.concatenate([at_s + 0.5, small])) * NS).astype(np.int64)
+    size = np.concatenate([rng.uniform(480, 560, len(at_s)), rng.uniform(40, 160, 60)])
+    order = np.argsort(end)
+    return end[order], size[order]
+
+
+def test_long_stops_keep_their_rhythm_on_a_machine_with_many_short_ones() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(50):
+        end, size = _with_noise(rng, np.arange(1.0, SPAN_S, rng.uniform(2.5, 8.0)))
+        large = outstanding(size)
+        assert set(size[large] > 400) == {True}
+        found = rhythm(end[large], size[large])
+        assert found is not None
+        assert found.spacing_cv < 0.05
+
+
+def test_long_stops_at_random_times_are_set_apart_and_have_no_rhythm() -> None:
+    rng = np.random.default_rng(4)
+    regular = 0
+    for _ in range(300):
+        end, size = _with_noise(rng, np.sort(rng.uniform(0, SPAN_S, rng.integers(8, 30))))
+        large = outstanding(size)
+        found = rhythm(end[large], size[large])
+        regular += found is not None and found.spacing_cv <= 0.15
+    assert regular <= 0.02 * 300
+
+
+def test_nothing_stands_out_where_sizes_have_no_break_or_the_small_ones_cost_more() -> None:
+    rng = np.random.default_rng(5)
+    assert not outstanding(rng.uniform(100, 200, 40)).any()
+    assert not outstanding(np.concatenate([np.full(6, 400.0), np.full(60, 60.0)])).any()
+    assert not outstanding(np.full(3, 100.0)).any()

@@ -131,6 +131,11 @@ def _write_rhythm(
     found = stoppage.rhythm(rows.ints("end_ns")[hit], excess)
     if found is None:
         return
+    if found.spacing_cv > stoppage.MAX_FOLDED_CV:
+        large = stoppage.outstanding(excess)
+        again = stoppage.rhythm(rows.ints("end_ns")[hit[large]], excess[large])
+        if again is not None and again.spacing_cv <= stoppage.MAX_FOLDED_CV:
+            found, hit, excess = again, hit[large], excess[large]
     store.insert(
         "pauses",
         {

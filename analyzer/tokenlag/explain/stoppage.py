@@ -24,6 +24,8 @@ MIN_SPREADS = 8.0
 MAX_STEPS_FRAC = 0.05
 MIN_PAUSES = 5
 MAX_FOLDED_CV = 0.15
+MIN_BREAK = 1.5
+MIN_OUTSTANDING_FRAC = 0.5
 MAX_PHASED = 200
 MAX_TRIALS = 300.0
 MAX_CHANCE = 0.002
@@ -71,6 +73,21 @@ class Rhythm:
     size_ms: float
     size_cv: float
     duty_frac: float
+
+
+def outstanding(excess_ms: Floats) -> Bools:
+    """The largest stops, if a break in size sets them apart and most of the lost time is theirs.
+
+    A busy machine stops an engine often and at random for some tens of milliseconds; what stops
+    it for longer may still come by the clock. None if nothing stands out.
+    """
+    sizes = np.sort(excess_ms)[::-1]
+    breaks = sizes[MIN_PAUSES - 1 : -1] / np.maximum(sizes[MIN_PAUSES:], 1e-9)
+    if len(breaks) == 0 or breaks.max() < MIN_BREAK:
+        return np.zeros(len(excess_ms), dtype=bool)
+    out: Bools = excess_ms >= sizes[MIN_PAUSES - 1 + int(np.argmax(breaks))]
+    is_most = excess_ms[out].sum() >= MIN_OUTSTANDING_FRAC * excess_ms.sum()
+    return out if is_most else np.zeros(len(excess_ms), dtype=bool)
 
 
 def rhythm(end_ns: Ints, excess_ms: Floats) -> Rhythm | None:
