@@ -12,6 +12,7 @@ from tokenlag.read.sources import (
     find_source,
 )
 from tokenlag.read.sources.guess import guess
+from tokenlag.read.sources.proto_frames import VARINT, framing_of
 
 from tests.read.otlp import line, span
 
@@ -101,6 +102,12 @@ def test_prose_about_otlp_has_none() -> None:
 )
 def test_formats_are_told_by_what_is_in_them(head: bytes, name: str) -> None:
     assert name_of(head) == name
+
+
+def test_a_short_length_is_not_taken_for_a_long_one() -> None:
+    inner = b"\n\x1e\n\x1c\n\x0cservice.name\x12\x0c\n\nmy-service\x12\x5c" + b"x" * 92
+    head = b"\x80\x01\n\x7e" + inner  # a varint; as four bytes 2 GB
+    assert framing_of(head) == VARINT
 
 
 @pytest.mark.parametrize(

@@ -195,16 +195,17 @@ def framing_of(head: bytes) -> str | None:
     try:
         if head[:1] == bytes([_TOP_TAG]) and _is_export(head, 0, 1 << 62):
             return MESSAGE
-        if _is_framed(head, BE32):
-            return BE32
-        if _is_framed(head, VARINT):
-            return VARINT
+        # A length that cannot be is believed last: it is told, if nothing else fits.
+        for limit in (MAX_MESSAGE_BYTES, 1 << 62):
+            for framing in (BE32, VARINT):
+                if _is_framed(head, framing, limit):
+                    return framing
     except FrameError:
         return None
     return None
 
 
-def _is_framed(head: bytes, framing: str) -> bool:
+def _is_framed(head: bytes, framing: str, limit: int) -> bool:
     """Whether the first message behind a length is an export. Empty messages are passed over."""
     at = 0
     for _ in range(_MAX_LEADING_EMPTY):
@@ -215,6 +216,8 @@ def _is_framed(head: bytes, framing: str) -> bool:
         if found is None:
             return False
         begin, end = found
+        if end - begin > limit:
+            return False
         if begin == end:
             at = end
             continue
