@@ -53,7 +53,11 @@ _TIME = "T: 15m, 1h30m, 2d (ago), 2026-07-26T14:00:00Z, 2026-07-26, @unix, today
 
 Paths = Annotated[
     list[str],
-    typer.Argument(metavar="PATH", help="Trace files, folders or globs.", show_default=False),
+    typer.Argument(
+        metavar="PATH",
+        help="Trace files, folders, globs; clickhouse://user@host/db.",
+        show_default=False,
+    ),
 ]
 With = Annotated[
     list[str] | None,

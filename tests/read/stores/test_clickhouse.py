@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
+import threading
 import time
 from collections.abc import Sequence
 from datetime import UTC
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 from tokenlag.cli import main
+from tokenlag.errors import InputError
 from tokenlag.read.load import load_traces
 from tokenlag.read.stores.address import parse_address
 from tokenlag.read.stores.asked import Asked, Span
@@ -302,3 +306,58 @@ def test_a_password_is_asked_for_and_never_shown(
         assert "does not let in user 'reader' with CLICKHOUSE_PASSWORD" in said
         monkeypatch.setenv("CLICKHOUSE_PASSWORD", SECRET)
         assert "no table 'otel_traces'" in refused([url, "--since", "1h"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("tail", "why"),
+    [
+        (b"PAR1 and some rows", "the answer is cut off"),
+        (
+            b"PAR1 rows\nCode: 241. DB::Exception: (total) memory limit exceeded: would use 9 GiB. "
+            b"(MEMORY_LIMIT_EXCEEDED) (version 26.9)",
+            "(total) memory limit exceeded: would use 9 GiB",
+        ),
+    ],
+)
+def test_an_answer_that_ends_early_is_no_answer(
+    tail: bytes, why: str, front: Front, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = parse_address(front.url("default"))
+    client = Client(address, Credentials("default", "", "nothing"))
+    monkeypatch.setattr(client._client, "raw_stream", lambda *_a, **_k: io.BytesIO(tail))
+    with pytest.raises(InputError) as caught:
+        client.parquet("select 1", tmp_path / "x")
+    assert caught.value.message == why
+    assert caught.value.hint == "ask for a shorter time"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "why"),
+    [
+        (200, b"<html>hello</html>", "it is another kind of server"),
+        (200, b"", "it is another kind of server"),
+        (401, b"who?", "does not let in user 'default' with no password"),
+        (404, b"nothing here", "no ClickHouse answers there"),
+    ],
+)
+def test_another_kind_of_server_is_told(
+    status: int, body: bytes, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("clickhouse_connect")
+
+    class Other(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_args: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"clickhouse://127.0.0.1:{server.server_address[1]}/d"
+        assert why in refused([url, "--since", "1h"], capsys)
+        server.shutdown()

@@ -18,6 +18,7 @@ CONNECT_TIMEOUT_S: Final = 10
 ANSWER_TIMEOUT_S: Final = 600
 CHUNK_BYTES: Final = 2**20
 PARQUET_MARK: Final = b"PAR1"
+PORT_HINT: Final = "is the address right, and the port that of HTTP (8123, or 8443 with TLS)?"
 
 _AUTHENTICATION: Final = frozenset({192, 193, 194, 516})
 _NOT_ALLOWED: Final = 497
@@ -87,6 +88,10 @@ class Client:
             )
         except ClickHouseError as error:
             raise self._told(error) from None
+        except Exception:  # the client stumbles over what another kind of server says
+            raise InputError(
+                "what answers there is no ClickHouse", place=address.name, hint=PORT_HINT
+            ) from None
 
     def rows(self, sql: str, values: Mapping[str, Value] | None = None) -> list[Row]:
         """Returns the rows of a small answer.
@@ -156,7 +161,7 @@ class Client:
         found = _CODE.search(text)
         code = getattr(error, "code", None) or (int(found[1]) if found else None)
         place = self.address.name
-        if code in _AUTHENTICATION or (code is None and re.search(r"\b(401|403)\b", text)):
+        if code in _AUTHENTICATION or (code is None and re.search(r"status (401|403)\b", text)):
             asked = f"user {self._credentials.user!r} with {self._credentials.origin}"
             return InputError(
                 f"ClickHouse does not let in {asked}",
@@ -185,7 +190,7 @@ class Client:
         return InputError(
             f"no ClickHouse answers there: {_connection_reason(text)}",
             place=place,
-            hint="is the address right, and the port that of HTTP (8123, or 8443 with TLS)?",
+            hint=PORT_HINT,
         )
 
 
@@ -202,6 +207,7 @@ def _reason(text: str) -> str:
 
 def _connection_reason(text: str) -> str:
     for mark, words in (
+        ("unexpected response to server version", "it is another kind of server"),
         ("refused", "the connection is refused"),
         ("timed out", "it does not answer in time"),
         ("Name or service not known", "there is no such host"),
