@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
 import numpy as np
+import numpy.typing as npt
 
 from tokenlag.explain import arrivals, changepoint, compare, costs, edges, residuals, roofline
-from tokenlag.explain.arrays import Columns
+from tokenlag.explain.arrays import Columns, Floats
 from tokenlag.explain.behind_spans import write_behind
 from tokenlag.explain.engine import explain_epoch
 from tokenlag.explain.sql import query
 from tokenlag.explain.stepmodel import StepArrays, StepModel, fit
 from tokenlag.store.connection import Store
 from tokenlag.window import Objective
+
+Bools = npt.NDArray[np.bool_]
 
 MAX_GROUPS = 8
 # A rise outside the engine below this changes nothing that anybody sees.
@@ -67,21 +70,11 @@ def _find_slower(store: Store) -> int | None:
     found = []
     for (key,) in store.fetchall(query("window_epochs")):
         rows = Columns(store, query("window_steps"), [key])
-        n_prefill, n_decode = rows.floats("n_prefill_tokens"), rows.floats("n_decode")
-        attention, context = rows.floats("attention_work"), rows.floats("n_context_tokens")
-        observed = rows.floats("wall_ms")
-        usable = np.ones(rows.n_rows, dtype=bool)
-        model = fit(StepArrays(observed, n_prefill, n_decode, attention, context, usable))
-        if not model.has_decode:
-            continue
-        known = np.full(rows.n_rows, True) if model.has_prefill else n_prefill == 0
-        expected = model.predict(n_prefill, n_decode, attention, context)
-        ratio = observed / np.maximum(expected, 1e-9)
-        # Decode-only steps are nearly all: what only prompt chunks show is searched apart.
-        for chosen in (known, known & (n_prefill > 0)):
+        for chosen, ratio in _ratios(rows):
             at = changepoint.find_slower(rows.ints("end_ns")[chosen], ratio[chosen])
             if at is not None:
                 found.append(at)
+        n_decode = rows.floats("n_decode")
         # With drafts a step yields several tokens a stream: fewer of them is slower as well.
         n_new = rows.floats("n_new_tokens")
         drafting = (n_new > 0) & (n_decode > 0) & np.isfinite(rows.floats("n_drafted"))
@@ -90,6 +83,33 @@ def _find_slower(store: Store) -> int | None:
         if at is not None:
             found.append(at)
     return min(found) if found else None
+
+
+def _ratios(rows: Columns) -> Iterator[tuple[Bools, Floats]]:
+    """Observed over expected step times, and of which steps, by several models.
+
+    By all steps, and by the first third: slower steps keep streams longer, so that a model of
+    all of them may take the slowness for what large batches cost.
+    """
+    n_prefill, n_decode = rows.floats("n_prefill_tokens"), rows.floats("n_decode")
+    attention, context = rows.floats("attention_work"), rows.floats("n_context_tokens")
+    observed = rows.floats("wall_ms")
+    for n in (rows.n_rows, rows.n_rows // 3):
+        if n == 0:
+            continue
+        usable = np.arange(rows.n_rows) < n
+        model = fit(StepArrays(observed, n_prefill, n_decode, attention, context, usable))
+        if not model.has_decode:
+            continue
+        known = np.full(rows.n_rows, True) if model.has_prefill else n_prefill == 0
+        # Beyond what it was fitted to, it knows nothing.
+        for of in (n_prefill, n_decode, context):
+            known &= of <= of[:n].max()
+        expected = model.predict(n_prefill, n_decode, attention, context)
+        ratio = observed / np.maximum(expected, 1e-9)
+        # Decode-only steps are nearly all: what only prompt chunks show is searched apart.
+        yield known, ratio
+        yield known & (n_prefill > 0), ratio
 
 
 def prepare(store: Store) -> None:

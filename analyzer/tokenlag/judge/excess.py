@@ -35,6 +35,10 @@ MIN_SLOW = 8
 MIN_SLOW_HINT = 3
 N_BLOCKS = 20
 Z_90 = 1.645
+N_STRETCHES = 8
+# Student's t for 14 degrees of freedom, 99.5 %.
+T_STRETCHES = 2.98
+MAX_LOAD = 0.9
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,19 @@ def find_excess(
     slow = _above(ttft_over, alone_ms, SLOW_FACTOR, SLOW_MS) & later
     hint = _above(ttft_over, alone_ms, HINT_FACTOR, HINT_MS) & later
     nobody = np.zeros(n, dtype=bool)
+    for metric, factor, column in (
+        ("ttft", "total", "ttft_ms"), ("e2e", "total", "e2e_ms"), ("decode", "rate", "tpot_ms"),
+    ):  # fmt: skip
+        if (metric, factor) not in moved or baseline is None or len(baseline) == 0:
+            continue
+        now, before = requests.floats(column), baseline.floats(column)
+        if not (np.isfinite(now).any() and np.isfinite(before).any()):
+            continue
+        rise = float(np.nanmean(now) / np.nanmean(before)) - 1.0
+        by_load = _load_factor(requests, baseline) - 1.0
+        if rise - by_load < MOVED_FRAC or not _rose_surely(now, before):
+            effect, _, base = moved[metric, factor]
+            moved[metric, factor] = (effect, None, base)
     e2e_over = requests.floats("e2e_ms") - requests.floats("alone_e2e_ms")
     if is_closed_loop:
         e2e_over = e2e_over - np.nan_to_num(requests.floats("queue_ms"), nan=0.0)
@@ -94,6 +111,44 @@ def _above(
 ) -> npt.NDArray[np.bool_]:
     floor = np.maximum((factor - 1.0) * alone_ms, floor_ms)
     return np.asarray(np.isfinite(over_ms) & (over_ms > floor), dtype=bool)
+
+
+def _load_factor(requests: Requests, baseline: Requests) -> float:
+    """By what factor a few more arrivals lengthen what a busy engine takes, nothing being wrong.
+
+    An engine that is shared takes `1 ÷ (1 − load)` times the alone cost, so that its load shows
+    in the baseline; arrivals by chance a tenth above it cost far more than a tenth near the end.
+    """
+    alone, e2e = baseline.floats("alone_e2e_ms"), baseline.floats("e2e_ms")
+    known = np.isfinite(alone) & np.isfinite(e2e)
+    more = _per_s(requests) / max(_per_s(baseline), 1e-9)
+    if not known.any() or not more > 1.0:
+        return 1.0
+    load = min(max(1.0 - float(alone[known].mean() / e2e[known].mean()), 0.0), MAX_LOAD)
+    return (1.0 - load) / (1.0 - min(load * more, MAX_LOAD))
+
+
+def _per_s(requests: Requests) -> float:
+    arrival = requests.floats("arrival_ns")
+    span_s = float(arrival.max() - arrival.min()) / 1e9 if len(arrival) else 0.0
+    return len(arrival) / span_s if span_s > 0 else 0.0
+
+
+def _rose_surely(now: Floats, before: Floats) -> bool:
+    """Whether a mean rose beyond what busy minutes do to it by themselves.
+
+    Stretches are few and long, so that each holds whole ups and downs of a busy engine: those
+    last far longer than a request. Rules ask for less, since each also asks for its own sign.
+    """
+    parts = []
+    for values in (now, before):
+        known = values[np.isfinite(values)]
+        if len(known) < 2 * N_STRETCHES:
+            return True
+        means = [float(part.mean()) for part in np.array_split(known, N_STRETCHES)]
+        parts.append((float(known.mean()), float(np.std(means, ddof=1)) / N_STRETCHES**0.5))
+    rise = parts[0][0] - parts[1][0]
+    return rise >= T_STRETCHES * float(np.hypot(parts[0][1], parts[1][1]))
 
 
 def _has_moved(change: tuple[float, float | None, float | None] | None) -> bool:
