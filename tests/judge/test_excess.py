@@ -156,3 +156,36 @@ def test_clients_that_wait_more_than_before() -> None:
     assert late_clients([120.0 + i % 9 for i in range(50)], before).is_visible
     assert not late_clients([31.0 + i % 7 for i in range(50)], before).is_visible
     assert not late_clients([2000.0] * 50, [2000.0] * 50).is_visible, "it was so before"
+
+
+def against_baseline(now_ms: list[float], before_ms: list[float], per_s: float) -> Excess:
+    """Requests of two windows by their E2E, alone 1,000 ms each; `per_s` times the arrivals."""
+    rise = float(np.mean(now_ms) - np.mean(before_ms))
+    with a_store() as store:
+        told = [row(e2e_ms=ms, arrival_ns=int(i * 1e9 / per_s)) for i, ms in enumerate(now_ms)]
+        requests(store, told)
+        was = [row(e2e_ms=ms, arrival_ns=int(i * 1e9)) for i, ms in enumerate(before_ms)]
+        requests(store, was, "baseline")
+        store.execute(
+            "insert into changes values ('e2e', 'total', ?, ?, ?, ?, ?)",
+            [float(np.mean(before_ms)), float(np.mean(now_ms)), rise, rise * 0.8, rise * 1.2],
+        )
+        return find_excess(
+            store, all_of(store), 0.0, is_closed_loop=False, baseline=all_of(store, "baseline")
+        )["e2e"]
+
+
+def test_a_rise_that_a_few_more_arrivals_make_near_the_end_is_none() -> None:
+    before = [2500.0 + i % 7 for i in range(100)]
+    now = [3350.0 + i % 7 for i in range(100)]
+    # At 2.5 times the alone cost the engine is 0.6 loaded; 15 % more arrivals make it 0.69.
+    assert against_baseline(now, before, 1.0).is_visible
+    assert not against_baseline(now, before, 1.15).is_visible
+    assert against_baseline([5000.0] * 100, before, 1.15).is_visible, "that is far more"
+
+
+def test_a_rise_in_one_busy_stretch_is_chance() -> None:
+    before = [1000.0 + i % 7 for i in range(160)]
+    busy = [1000.0 + i % 7 + (3000.0 if 40 <= i < 60 else 0.0) for i in range(160)]
+    assert not against_baseline(busy, before, 1.0).is_visible
+    assert against_baseline([1400.0 + i % 7 for i in range(160)], before, 1.0).is_visible
