@@ -128,12 +128,12 @@ FAULTS: Final = (
     ),
     Fault(
         "cpu-hog",
-        "sixteen busy loops beside the engine, in the second half",
+        "eight busy loops beside the engine, in the second half",
         _ROOMY,
         (Stream(rate=2.0, prompt=(100, 300), output=(100, 150)),),
         {"cause": "steps-run-slow", "symptom": "itl"},
         seconds=50.0,
-        n_hogs=16,
+        n_hogs=8,
         hog_from_s=25.0,
     ),
     Fault(

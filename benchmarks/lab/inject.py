@@ -50,7 +50,11 @@ async def hog(n_hogs: int, from_s: float, to_s: float) -> None:
     if not n_hogs:
         return
     await asyncio.sleep(from_s)
-    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(n_hogs)]
+    # Each in a session of its own: Linux shares the processor between sessions first.
+    hogs = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True)
+        for _ in range(n_hogs)
+    ]
     try:
         await asyncio.sleep(to_s - from_s)
     finally:
