@@ -173,7 +173,7 @@ FAULTS: Final = (
     ),
     Fault(
         "disconnects",
-        "half of the clients leave a second after sending",
+        "a third of the clients leave a second after sending",
         _ROOMY,
         (*_CHAT, Stream(rate=1.2, prompt=(100, 300), output=(800, 900), abort_s=1.0)),
         {"healthy": True},  # vLLM notices, and nobody waits for what it did for them
