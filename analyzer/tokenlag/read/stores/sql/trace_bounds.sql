@@ -4,4 +4,4 @@ select
 from ${LOOKUP}
 where Start >= fromUnixTimestamp64Nano({from_ns:Int64} - {day_ns:Int64})
     and Start < fromUnixTimestamp64Nano({to_ns:Int64} + {day_ns:Int64})
-    and TraceId in (${TRACES})
+    and TraceId global in (${TRACES})
