@@ -46,7 +46,8 @@ def test_healthy_service_is_quiet(tmp_path: Path) -> None:
 
 def test_one_slot_makes_requests_queue(tmp_path: Path) -> None:
     with serve(tmp_path, SERVICE_MAX_SEQS="1", SERVICE_HIDDEN="192") as service:
-        service.load("--rate", "6", "--seconds", "6", "--max-tokens", "48")
+        # Twice what a fast machine can do with one slot.
+        service.load("--rate", "12", "--seconds", "5", "--max-tokens", "96")
     diagnosis = diagnose(service.traces)
     assert diagnosis["verdict"]["cause"] == "queueing-not-prefill"
     assert diagnosis["verdict"]["symptom"] == "ttft"

@@ -144,8 +144,9 @@ def test_aborted_requests_have_an_end(traced: Traced) -> None:
     for record in records:
         assert record.error == "aborted"
         row = told[f"cmpl-{record.request_id}-0"]
-        assert row[6]
-        assert row[5] < record.n_output
+        # On a busy machine the server may notice only when the engine has made all of it.
+        assert row[5] < record.n_output if row[6] else row[5] == record.n_output
+    assert any(told[f"cmpl-{record.request_id}-0"][6] for record in records)
     ends = traced.rows(
         "select q.end_ns, r.arrival_ns from sequences q join requests r using (request_key) "
         "where r.request_id like 'cmpl-abort%'"
