@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenlag.explain import arrivals, changepoint, compare, costs, edges, residuals, roofline
-from tokenlag.explain.arrays import Columns, Floats
+from tokenlag.explain.arrays import Columns, Floats, Ints
 from tokenlag.explain.behind_spans import write_behind
 from tokenlag.explain.engine import explain_epoch
 from tokenlag.explain.sql import query
@@ -24,6 +24,7 @@ Bools = npt.NDArray[np.bool_]
 MAX_GROUPS = 8
 # A rise outside the engine below this changes nothing that anybody sees.
 OUTSIDE_MS = 20.0
+MIN_REQUESTS_A_SIDE = 10
 
 
 @dataclass(frozen=True)
@@ -62,12 +63,15 @@ def find_change(store: Store, window: WindowRow) -> int | None:
         if at is not None:
             return int(arrival[known][at])
     more = changepoint.find_more_arrivals(arrival)
-    return more if more is not None else _find_slower(store)
+    return more if more is not None else _find_slower(store, arrival)
 
 
-def _find_slower(store: Store) -> int | None:
-    """Where an engine's steps become slower for their batch; the earliest of several."""
-    found = []
+def _find_slower(store: Store, arrival_ns: Ints) -> int | None:
+    """Where an engine's steps become slower for their batch; the earliest of several.
+
+    Steps go on when no request arrives any more: either side must have some to be judged.
+    """
+    found: list[int] = []
     for (key,) in store.fetchall(query("window_epochs")):
         rows = Columns(store, query("window_steps"), [key])
         for chosen, ratio in _ratios(rows):
@@ -82,7 +86,13 @@ def _find_slower(store: Store) -> int | None:
         at = changepoint.find_slower(rows.ints("end_ns")[drafting], steps_a_token)
         if at is not None:
             found.append(at)
-    return min(found) if found else None
+    judged = [at for at in found if _n_fewer_side(arrival_ns, at) >= MIN_REQUESTS_A_SIDE]
+    return min(judged) if judged else None
+
+
+def _n_fewer_side(arrival_ns: Ints, at_ns: int) -> int:
+    before = int(np.searchsorted(arrival_ns, at_ns))
+    return min(before, len(arrival_ns) - before)
 
 
 def _ratios(rows: Columns) -> Iterator[tuple[Bools, Floats]]:
