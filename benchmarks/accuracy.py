@@ -148,7 +148,7 @@ def wilson(k: int, n: int, z: float = 1.96) -> tuple[float, float]:
         return 0.0, 1.0
     centre = (k + z * z / 2) / (n + z * z)
     half = z / (n + z * z) * math.sqrt(k * (n - k) / n + z * z / 4)
-    return centre - half, centre + half
+    return max(centre - half, 0.0), min(centre + half, 1.0)
 
 
 def share(k: int, n: int) -> str:
