@@ -59,7 +59,8 @@ def test_one_slot_makes_requests_queue(tmp_path: Path) -> None:
 
 def test_long_prompt_stalls_streams(tmp_path: Path) -> None:
     with serve(tmp_path, SERVICE_MAX_SEQS="16") as service:
-        arguments = ["--rate", "3", "--seconds", "6", "--max-tokens", "96"]
+        # Long enough that some stream is there when the long prompts come, on a fast machine too.
+        arguments = ["--rate", "3", "--seconds", "6", "--max-tokens", "400"]
         service.load(*arguments, "--long-at", "2", "4", "--long-bytes", "7000")
     diagnosis = diagnose(service.traces)
     assert "long-prompt-stalled-streams" in _problems(diagnosis)
