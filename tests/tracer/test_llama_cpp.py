@@ -7,7 +7,6 @@ import contextlib
 import importlib.util
 import itertools
 import json
-import signal
 import socket
 import subprocess
 import threading
@@ -276,7 +275,7 @@ def _process(command: list[str], env: dict[str, str], log: Path, url: str) -> It
             yield
         finally:
             if process.poll() is None:
-                process.send_signal(signal.SIGINT)
+                process.terminate()
             process.wait(30)
 
 

@@ -85,6 +85,9 @@ def write(path: Path) -> None:
 
 def serve(path: Path, port: int, n_slots: int) -> None:
     """Serves the model until a signal."""
+    ends = {signal.SIGTERM, signal.SIGINT}
+    # Before there are other threads, any of which would take the signal in place of the wait.
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     xllamacpp: Any = import_module("xllamacpp")
     parameters = xllamacpp.CommonParams()
     parameters.model.path = str(path)
@@ -99,7 +102,7 @@ def serve(path: Path, port: int, n_slots: int) -> None:
     parameters.cpuparams.n_threads = 1  # more of them spin against each other on few cores
     server = xllamacpp.Server(parameters)
     assert server is not None
-    signal.sigwait({signal.SIGTERM, signal.SIGINT})
+    signal.sigwait(ends)
 
 
 if __name__ == "__main__":
