@@ -13,7 +13,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-MIN_SIDE = 12
+MIN_SIDE = 20  # as many as any other baseline has: fewer may be a warm-up
 MIN_BINS_A_SIDE = 8
 REQUESTS_A_BIN = 15
 MAX_BINS = 60
