@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -14,7 +15,11 @@ from tokenlag import options
 from tokenlag.errors import TokenlagError, UsageError
 from tokenlag.report.console import say, write_out
 from tokenlag.times import parse_duration_ns
-from tokenlag.window import LocalZone
+from tokenlag.window import EmptyWindowError, LocalZone
+
+if TYPE_CHECKING:
+    from tokenlag.pipeline import Request
+    from tokenlag.watching import Watch
 
 _UNITS: Final = {"K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 NS_PER_S: Final = 1_000_000_000
@@ -100,16 +105,10 @@ def watch(
         time.sleep(max(every_s - (time.monotonic() - began_s), 0.0))
 
 
-def _look(request: object, seen: object) -> None:
+def _look(request: Request, seen: Watch) -> None:
     """One diagnosis, and a line for each thing that is new in it."""
-    import dataclasses
-
     from tokenlag import pipeline
-    from tokenlag.watching import Watch
-    from tokenlag.window import EmptyWindowError
 
-    assert isinstance(request, pipeline.Request)
-    assert isinstance(seen, Watch)
     troubles: list[TokenlagError] = []
     diagnosis = None
     # Traces may be too young for what was normal; then there is nothing to compare with yet.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+from tokenlag.errors import InputError
 from tokenlag.read.reading import ReadResult, read_spans
 from tokenlag.read.vocabulary import Vocabulary
 
@@ -132,6 +134,17 @@ def read(
     out_dir.mkdir(parents=True, exist_ok=True)
     paths = [path] if isinstance(path, (str, Path)) else list(path)
     return read_spans(paths, out_dir, vocabulary, n_workers=n_workers)
+
+
+def told_or_read(text: bytes) -> tuple[str, int]:
+    """What reading damaged bytes says, and how many spans it gives; one of both is nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a"
+        path.write_bytes(text)
+        try:
+            return "", read(path, Path(folder) / "out").n_spans
+        except InputError as error:
+            return str(error), 0
 
 
 def rows_of(files: Sequence[Path]) -> list[dict[str, Any]]:

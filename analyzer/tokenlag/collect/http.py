@@ -19,7 +19,7 @@ import zstandard
 from tokenlag import __version__
 from tokenlag.collect import answers
 from tokenlag.collect.answers import Answer
-from tokenlag.collect.intake import BusyError, Intake
+from tokenlag.collect.intake import BusyError, DiskError, Intake
 from tokenlag.collect.rows import RefusedError, looked_at
 from tokenlag.errors import UsageError
 
@@ -142,8 +142,8 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             intake.offer(export).result(COMMIT_S)
         except BusyError as error:
-            is_full = error.retry_s == 1
-            status = HTTPStatus.TOO_MANY_REQUESTS if is_full else HTTPStatus.SERVICE_UNAVAILABLE
+            is_disk = isinstance(error, DiskError)
+            status = HTTPStatus.SERVICE_UNAVAILABLE if is_disk else HTTPStatus.TOO_MANY_REQUESTS
             return answers.failed(status, str(error), is_json=is_json, retry_s=error.retry_s)
         except FutureTimeoutError:
             status = HTTPStatus.GATEWAY_TIMEOUT

@@ -36,6 +36,10 @@ class BusyError(Exception):
         self.retry_s = retry_s
 
 
+class DiskError(BusyError):
+    """The disk takes nothing now."""
+
+
 @dataclass
 class Counts:
     """Spans and exports by what became of them, since the start."""
@@ -137,7 +141,7 @@ class Intake:
             self._folder.commit(spans, events)
         except OSError as error:
             why = error.strerror or str(error) or "the disk takes nothing"
-            failure = BusyError(why, RETRY_DISK_S)
+            failure = DiskError(why, RETRY_DISK_S)
         with self._changed:
             self._n_bytes -= sum(len(export.body) for export, _ in group)
             if failure is None:

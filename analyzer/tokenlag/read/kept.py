@@ -13,13 +13,13 @@ from tokenlag import __version__
 from tokenlag.read.files import STDIN, InputFile
 from tokenlag.read.noticed import FileResult, ReadNote
 from tokenlag.read.sources import PARQUET
+from tokenlag.read.sources.detect import PARQUET_MAGIC, is_parquet
 from tokenlag.read.vocabulary import Vocabulary
 from tokenlag.store.cache import Cache, InputKey, KeptInput, KeptNote, input_key
 from tokenlag.store.extents import times_by_source, times_of_footers
 
 # Changes whenever the same file gives other rows than before.
 ROWS_FORMAT: Final = 1
-_PARQUET_MAGIC: Final = b"PAR1"
 
 
 @dataclass
@@ -167,7 +167,7 @@ def _is_parquet(file: InputFile) -> bool:
         return False
     try:
         with file.path.open("rb") as opened:
-            return opened.read(len(_PARQUET_MAGIC)) == _PARQUET_MAGIC
+            return is_parquet(opened.read(len(PARQUET_MAGIC)))
     except OSError:
         return False
 
