@@ -169,8 +169,8 @@ def blame_queue(
             if not len(hit):
                 continue
             behind[hit] += ms
-            better = hit[ms > best[hit]]
-            who[better], best[better] = culprit, ms[ms > best[hit]]
+            is_worst = ms > best[hit]
+            who[hit[is_worst]], best[hit[is_worst]] = culprit, ms[is_worst]
             rows.append((
                 culprit, float(ms.sum()), len(hit), float(ms.max()),
                 float(np.median(waits.n_tokens[hit])),
