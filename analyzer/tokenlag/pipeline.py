@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -162,7 +163,9 @@ def _judge_groups(
         again = Reopened(store.path, memory_limit=request.memory_limit or DEFAULT_MEMORY)
         reset(again)
         explain(again, brief.rows, brief.objectives, only=(request.by or "", value))
-        part = judge_store(again, brief).diagnosis
+        judged = judge_store(again, brief)
+        part = judged.diagnosis
+        excess_ms = judged.excess_ms.get(part.verdict.symptom or "e2e", math.nan)
         parts.append(
             Group(
                 by=request.by or "",
@@ -172,6 +175,7 @@ def _judge_groups(
                 latency=part.latency,
                 throughput=part.throughput,
                 findings=part.findings,
+                excess_ms=excess_ms if math.isfinite(excess_ms) else None,
             )
         )
     return parts

@@ -203,7 +203,11 @@ class Goodput(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """One tenant, engine or shape, explained and judged by itself."""
+    """One tenant, engine or shape, explained and judged by itself.
+
+    `excess_ms`: its requests' time above the baseline, or without a rise above the alone cost,
+    summed; of the verdict's symptom, or of E2E where it has none.
+    """
 
     by: str
     value: str
@@ -212,6 +216,7 @@ class Group(msgspec.Struct, frozen=True):
     latency: dict[str, Stat]
     throughput: Throughput
     findings: list[Finding]
+    excess_ms: float | None = None
 
 
 class Diagnosis(msgspec.Struct, frozen=True):

@@ -39,10 +39,11 @@ class Brief:
 
 @dataclass(frozen=True)
 class Judged:
-    """A diagnosis, and rules that broke on the way."""
+    """A diagnosis, rules that broke on the way, and each symptom's excess (ms; NaN: unknown)."""
 
     diagnosis: Diagnosis
     problems: list[TokenlagError]
+    excess_ms: dict[str, float]
 
 
 def judge_store(store: Store, brief: Brief) -> Judged:
@@ -105,7 +106,7 @@ def judge_store(store: Store, brief: Brief) -> Judged:
         utc_offset=brief.utc_offset,
         goodput=_goodput(current, brief.limits, spans_s.get("current", 0.0)),
     )
-    return Judged(diagnosis, list(run.problems))
+    return Judged(diagnosis, list(run.problems), totals)
 
 
 def _actuals(store: Store, objectives: Sequence[Objective]) -> list[tuple[Objective, float | None]]:

@@ -10,6 +10,7 @@ from tokenlag.report import format as fmt
 from tokenlag.report import tables
 from tokenlag.report.comparison import comparison_lines
 from tokenlag.report.fleet import fleet_lines
+from tokenlag.report.groups import group_rows
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --bad: #c0262d; --good: #1a7f37; --open: #9a6700; }
@@ -55,6 +56,8 @@ def _body(diagnosis: Diagnosis, *, is_verbose: bool) -> list[str]:
         blocks.append(_table(tables.latency_rows(diagnosis, every=is_verbose)))
     if diagnosis.budget is not None:
         blocks.append(_table(tables.budget_rows(diagnosis.budget)))
+    if (groups := group_rows(diagnosis.groups, every=is_verbose)) is not None:
+        blocks.append(_table(groups))
     findings, n_more = tables.split_findings(
         diagnosis.findings, None if is_verbose else tables.MAX_FINDINGS
     )

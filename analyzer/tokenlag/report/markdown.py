@@ -7,6 +7,7 @@ from tokenlag.report import format as fmt
 from tokenlag.report import tables
 from tokenlag.report.comparison import comparison_lines
 from tokenlag.report.fleet import fleet_lines
+from tokenlag.report.groups import group_rows
 
 _SPECIAL = str.maketrans({c: f"\\{c}" for c in "\\`*_[]<>|#~"})
 
@@ -28,6 +29,8 @@ def render_markdown(diagnosis: Diagnosis, *, verbosity: int = 0) -> str:
             blocks.append(_table(tables.latency_rows(diagnosis, every=is_verbose)))
         if diagnosis.budget is not None:
             blocks.append(_table(tables.budget_rows(diagnosis.budget)))
+        if (groups := group_rows(diagnosis.groups, every=is_verbose)) is not None:
+            blocks.append(_table(groups))
         blocks += _findings(diagnosis, is_verbose=is_verbose)
         sections = [
             ("Compared", comparison_lines(diagnosis.comparison)),

@@ -49,7 +49,7 @@ _BUDGET_NAMES: Final = {
 
 @dataclass(frozen=True)
 class Rows:
-    """A table: a title, the headings, the rows, and which rows to mark."""
+    """A table: a title, the headings, the rows, which rows to mark, blanks between columns."""
 
     title: str
     head: list[str]
@@ -57,6 +57,7 @@ class Rows:
     marked: set[int] = field(default_factory=set)
     faint: set[int] = field(default_factory=set)
     strong: set[int] = field(default_factory=set)
+    gap: int = 3
 
 
 def status_word(diagnosis: Diagnosis) -> str:

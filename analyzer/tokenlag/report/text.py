@@ -15,6 +15,7 @@ from tokenlag.report import format as fmt
 from tokenlag.report import tables
 from tokenlag.report.comparison import comparison_lines
 from tokenlag.report.fleet import fleet_lines
+from tokenlag.report.groups import group_rows
 
 _STATUS_STYLE: Final = {
     "problem": "bold red",
@@ -83,6 +84,8 @@ def _body(diagnosis: Diagnosis, *, is_verbose: bool) -> list[RenderableType]:
         parts.append(_table(tables.latency_rows(diagnosis, every=is_verbose)))
     if diagnosis.budget is not None:
         parts.append(_table(tables.budget_rows(diagnosis.budget)))
+    if (groups := group_rows(diagnosis.groups, every=is_verbose)) is not None:
+        parts.append(_table(groups))
     findings, n_more = tables.split_findings(
         diagnosis.findings, None if is_verbose else tables.MAX_FINDINGS
     )
@@ -194,7 +197,7 @@ def _table(rows: tables.Rows) -> Table:
     table = Table(
         box=None,
         pad_edge=False,
-        padding=(0, 3, 0, 0),
+        padding=(0, rows.gap, 0, 0),
         title=rows.title,
         title_justify="left",
         title_style="bold",
