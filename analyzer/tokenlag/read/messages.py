@@ -63,6 +63,7 @@ class Bad(msgspec.Struct):
     offset: int | None = None  # where the line is not known
     byte: int | None = None  # in a file without lines
     is_cut: bool = False  # the last line, without its end
+    hint: str | None = None  # what to do, if it is not to write OTLP as it should be
 
 
 class Seen(msgspec.Struct):

@@ -84,7 +84,7 @@ class FileResult:
             bad = self.report.bad[0]
             what = "cut off" if bad.is_cut and self.report.n_bad == 1 else "not readable"
             message = f"{what}: {bad.why}"
-            return InputError(message, place=self._place(bad), hint=OTLP_HINT)
+            return InputError(message, place=self._place(bad), hint=bad.hint or OTLP_HINT)
         if self.broken:
             return InputError(self.broken, place=name, hint="copy or export it again")
         if seen.n_spans or seen.n_bad_spans:
@@ -116,7 +116,7 @@ class FileResult:
                 line = line_number(self.file.path, bad.offset)
             except OSError:
                 return f"{self.file.name}: byte {bad.offset}"
-        return f"{self.file.name}:{line}"
+        return self.file.name if line is None else f"{self.file.name}:{line}"
 
     def notes(self) -> Iterator[ReadNote]:
         """Yields one note for each kind of thing noticed in a file that has spans."""

@@ -11,19 +11,55 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tokenlag.read.thrift import Thrift
+
 MAGIC: Final = b"PAR1"
 ENCRYPTED_MAGIC: Final = b"PARE"
 MAX_FOOTER_BYTES: Final = 16 * 2**20
 _TAIL_BYTES: Final = 8
-_MAX_DEPTH: Final = 24
-# Types of Thrift's compact protocol.
-_STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = (
-    0, 1, 2, 3, 7, 8, 9, 10, 11, 12,
-)  # fmt: skip
+MAX_SCHEMA_DEPTH: Final = 32
+VIEW_BYTES: Final = 16  # what a value of a column takes at least, however it is packed
+# Physical types, repetition.
+_BYTE_ARRAY, _FIXED_LEN = 6, 7
+_REPEATED: Final = 2
 
 
 class FooterError(ValueError):
     """This is no Parquet, or not all of it."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A column without columns below it.
+
+    Args:
+        column: the top-level column that it is of.
+        width: bytes that a value takes in memory, without its text.
+        is_text: whether values are bytes of any length.
+        is_repeated: whether a row may have several values of it.
+    """
+
+    column: str
+    width: int
+    is_text: bool
+    is_repeated: bool
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Where the values of a leaf lie that one row group has, as the footer says.
+
+    Args:
+        leaf: whose.
+        n_values: how many, NULLs too.
+        start: the first page's offset.
+        n_packed: bytes of its pages with their heads.
+    """
+
+    leaf: Leaf
+    n_values: int
+    start: int
+    n_packed: int
 
 
 @dataclass(frozen=True)
@@ -33,10 +69,14 @@ class Footer:
     Args:
         columns: names of its top-level columns.
         groups: rows and uncompressed bytes of each row group.
+        chunks: of each row group, in order of the leaves.
+        n_bytes: the file's size.
     """
 
     columns: tuple[str, ...]
     groups: tuple[tuple[int, int], ...]
+    chunks: tuple[tuple[Chunk, ...], ...]
+    n_bytes: int
 
     @property
     def n_rows(self) -> int:
@@ -69,98 +109,54 @@ def read_footer(path: Path) -> Footer:
         file.seek(n_bytes - _TAIL_BYTES - n_footer)
         data = file.read(n_footer)
     try:
-        return _footer(_Thrift(data).struct(0))
+        return _footer(Thrift(data).struct(0), n_bytes)
     except (IndexError, KeyError, TypeError, ValueError, UnicodeDecodeError):
         raise FooterError("the Parquet file is damaged: its footer makes no sense") from None
 
 
-def _footer(fields: dict[int, Any]) -> Footer:
-    schema = fields[2]
-    groups = tuple((int(group[3]), int(group.get(2, 0))) for group in fields.get(4, []))
-    if any(n_rows < 0 for n_rows, _ in groups):
-        raise ValueError("a group of fewer rows than none")
-    return Footer(tuple(_top_level(schema)), groups)
+def _footer(fields: dict[int, Any], n_bytes: int) -> Footer:
+    leaves: list[Leaf] = []
+    columns = tuple(_columns(fields[2], leaves))
+    groups, chunks = [], []
+    for group in fields.get(4, []):
+        groups.append((int(group[3]), int(group.get(2, 0))))
+        if groups[-1][0] < 0:
+            raise ValueError("a group of fewer rows than none")
+        chunks.append(
+            tuple(_chunk(leaf, one[3]) for leaf, one in zip(leaves, group[1], strict=True))
+        )
+    return Footer(columns, tuple(groups), tuple(chunks), n_bytes)
 
 
-def _top_level(schema: list[dict[int, Any]]) -> Iterator[str]:
+def _columns(schema: list[dict[int, Any]], leaves: list[Leaf]) -> Iterator[str]:
     """Names of the root's children; the schema is a tree in order of depth first."""
     at = 1
     for _ in range(schema[0].get(5, 0)):
-        yield schema[at][4].decode("utf-8")
-        n_left = 1
-        while n_left:
-            n_left += schema[at].get(5, 0) - 1
+        name = schema[at][4].decode("utf-8")
+        open_: list[tuple[int, bool]] = [(1, False)]  # children to come, whether repeated
+        while open_:
+            if len(open_) > MAX_SCHEMA_DEPTH:
+                raise ValueError("columns within columns without end")
+            n_left, is_repeated = open_.pop()
+            if not n_left:
+                continue
+            open_.append((n_left - 1, is_repeated))
+            one = schema[at]
             at += 1
+            is_repeated = is_repeated or one.get(3) == _REPEATED
+            if n_children := int(one.get(5, 0)):
+                open_.append((n_children, is_repeated))
+                continue
+            kind = one[1]
+            width = max(VIEW_BYTES, one.get(2, 0) if kind == _FIXED_LEN else 0)
+            leaves.append(Leaf(name, width, kind == _BYTE_ARRAY, is_repeated))
+        yield name
 
 
-class _Thrift:
-    """Reads Thrift's compact protocol; an offset past the end is an `IndexError`."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def struct(self, depth: int) -> dict[int, Any]:
-        """A struct as a map of its fields' numbers."""
-        if depth > _MAX_DEPTH:
-            raise ValueError("nested too deeply")
-        fields: dict[int, Any] = {}
-        number = 0
-        while True:
-            head = self._byte()
-            kind = head & 0x0F
-            if kind == _STOP:
-                return fields
-            number = number + (head >> 4) if head >> 4 else self._signed()
-            fields[number] = kind == _TRUE if kind <= _FALSE else self._value(kind, depth)
-
-    def _byte(self) -> int:
-        value = self._data[self._at]
-        self._at += 1
-        return value
-
-    def _unsigned(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self._byte()
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-            shift += 7
-            if shift > 63:
-                raise ValueError("a number of more than ten bytes")
-
-    def _signed(self) -> int:
-        value = self._unsigned()
-        return (value >> 1) ^ -(value & 1)
-
-    def _bytes(self, n_bytes: int) -> bytes:
-        if n_bytes > len(self._data) - self._at:
-            raise IndexError
-        value = self._data[self._at : self._at + n_bytes]
-        self._at += n_bytes
-        return value
-
-    def _value(self, kind: int, depth: int) -> Any:
-        if kind in (_TRUE, _FALSE, _BYTE):
-            return self._byte()
-        if kind < _DOUBLE:
-            return self._signed()
-        if kind == _DOUBLE:
-            return self._bytes(8)
-        if kind == _BINARY:
-            return self._bytes(self._unsigned())
-        if kind in (_LIST, _SET):
-            head = self._byte()
-            n_items = head >> 4 if head >> 4 < 15 else self._unsigned()
-            if n_items > len(self._data):
-                raise ValueError("a list that is longer than the footer")
-            return [self._value(head & 0x0F, depth + 1) for _ in range(n_items)]
-        if kind == _STRUCT:
-            return self.struct(depth + 1)
-        if kind == _MAP:
-            n_items = self._unsigned()
-            if n_items:
-                raise ValueError("a map, which no footer has")
-            return {}
-        raise ValueError(f"type {kind}")
+def _chunk(leaf: Leaf, told: dict[int, Any]) -> Chunk:
+    start, n_packed, n_values = int(told[9]), int(told[7]), int(told[5])
+    if told.get(11):  # a dictionary, which some writers name without having one
+        start = min(start, int(told[11]))
+    if min(start, n_packed, n_values) < 0:
+        raise ValueError("a chunk that lies nowhere")
+    return Chunk(leaf, n_values, start, n_packed)

@@ -8,11 +8,11 @@ from typing import Final
 from tokenlag.errors import InputError
 from tokenlag.read.files import os_hint, os_reason
 from tokenlag.read.parquet_footer import Footer, FooterError, read_footer
+from tokenlag.read.parquet_pages import check_pages
 from tokenlag.read.stream import Bytes
 
 ROWS_PER_PART: Final = 2**17
 MAX_SPOOLED_BYTES: Final = 8 * 2**30
-MAX_ROWS: Final = 2**33
 
 NATIVE: Final = "native"
 NATIVE_EVENTS: Final = "native events"
@@ -21,6 +21,23 @@ PASCAL: Final = "otel_traces"
 _NATIVE_COLUMNS: Final = frozenset({"trace_id", "span_id", "name", "start_ns", "end_ns"})
 _EVENT_COLUMNS: Final = frozenset({"trace_id", "span_id", "name", "time_ns"})
 _PASCAL_COLUMNS: Final = frozenset({"traceid", "spanid", "spanname", "timestamp"})
+# What is read of ClickHouse's columns, by folded name; some writers leave some out.
+PASCAL_SPAN: Final = (
+    "timestamp",
+    "traceid",
+    "spanid",
+    "parentspanid",
+    "spanname",
+    "spankind",
+    "servicename",
+    "resourceattributes",
+    "scopename",
+    "spanattributes",
+    "duration",
+    "endtimestamp",
+    "statuscode",
+)
+PASCAL_EVENTS: Final = ("eventstimestamp", "eventsname", "eventsattributes")
 _MAX_NAMED: Final = 4
 HINT: Final = (
     "Parquet is read with the columns that this program writes, or those of the OpenTelemetry "
@@ -61,8 +78,6 @@ def checked_footer(path: Path, name: str) -> tuple[Footer, str]:
         more = ", …" if len(footer.columns) > _MAX_NAMED else ""
         message = f"this is Parquet, but not of spans (columns {named}{more})"
         raise InputError(message, place=name, hint=HINT)
-    if footer.n_rows > MAX_ROWS:
-        raise InputError(f"a Parquet file that says it has {footer.n_rows:,} rows", place=name)
     return footer, layout
 
 
@@ -73,9 +88,14 @@ def parquet_parts(path: Path, name: str) -> list[tuple[int, int]]:
     groups, and large row groups within.
 
     Raises:
-        InputError: the file is damaged, or holds something else than spans.
+        InputError: the file is damaged, holds something else than spans, or more than fits
+            into memory.
     """
     footer, layout = checked_footer(path, name)
+    read = set(footer.columns)
+    if layout == PASCAL:
+        read = {one for one in read if folded(one) in {*PASCAL_SPAN, *PASCAL_EVENTS}}
+    check_pages(path, name, footer, read)
     if layout != PASCAL:
         return [(0, footer.n_rows)]
     parts: list[tuple[int, int]] = []

@@ -16,14 +16,15 @@ import polars as pl
 from tokenlag.errors import InputError
 from tokenlag.read.messages import Bad, Job, Report, note_bad
 from tokenlag.read.parquet_footer import Footer
+from tokenlag.read.parquet_pages import HINT, ROWS_AT_ONCE
 from tokenlag.read.parquet_parts import NATIVE_EVENTS, PASCAL, checked_footer
+from tokenlag.read.sources.frame_text import TextBudget, TooMuchTextError
 from tokenlag.read.sources.otlp_series import SPAN_ID_BYTES, TRACE_ID_BYTES
 from tokenlag.read.sources.parquet_map import MappedRows
 from tokenlag.read.sources.sink import Sink
 from tokenlag.read.spans import event_schema, span_schema
 
-ROWS_PER_BATCH: Final = 2**18
-MAX_ROWS_PER_BATCH: Final = 2**18
+ROWS_PER_BATCH: Final = ROWS_AT_ONCE
 ROWS_PER_FRAME: Final = 2**16
 ZERO: Final = "0"
 
@@ -53,6 +54,8 @@ class ParquetReader:
                 self._mapped(job, report, footer)
             else:
                 self._native(job, report, footer, is_events=layout == NATIVE_EVENTS)
+        except TooMuchTextError as error:
+            note_bad(report, Bad(str(error), hint=HINT))
         except InputError as error:  # it was readable a moment ago
             note_bad(report, Bad(error.message))
         except (pl.exceptions.PolarsError, OSError, ValueError) as error:
@@ -70,9 +73,11 @@ class ParquetReader:
         if not job.start:
             report.seen.n_exports += 1
         scan = scan.select(rows.columns)
+        budget = TextBudget(footer.n_bytes)
         for batch in _batches(scan, job.start, job.end or 0, footer.groups):
+            budget.take(batch)
             report.seen.n_spans += batch.height
-            for piece in batch.iter_slices(ROWS_PER_FRAME):
+            for piece in budget.pieces(batch, ROWS_PER_FRAME):
                 self._sink.add(*rows.frames(piece, job.name))
 
     def _native(self, job: Job, report: Report, footer: Footer, *, is_events: bool) -> None:
@@ -85,11 +90,12 @@ class ParquetReader:
             set(schema) & set(there) - set(held)
         )
         report.seen.n_exports += 1
-        losses, n_rows = self._sink.losses, 0
+        losses, n_rows, budget = self._sink.losses, 0, TextBudget(footer.n_bytes)
         if is_typed:
             is_fine = True
             n_untimed = 0
             for batch in _batches(scan, 0, footer.n_rows, footer.groups):
+                budget.take(batch)
                 is_fine = is_fine and bool(batch.select(_is_good(batch)).to_series().all())
                 n_rows += batch.height
                 if not is_events:
@@ -100,7 +106,9 @@ class ParquetReader:
                     losses.n_without_times += n_untimed
                 self._sink.link(job.path, 0 if is_events else n_rows, is_events=is_events)
                 return
+        budget = TextBudget(footer.n_bytes)
         for batch in _batches(scan, 0, footer.n_rows, footer.groups):
+            budget.take(batch)
             frame = self._repaired(batch, schema, job.name)
             if is_events:
                 self._sink.add(pl.DataFrame(), frame)
@@ -150,8 +158,8 @@ def _batches(
 
 
 def _slices(scan: pl.LazyFrame, start: int, end: int) -> Iterator[pl.DataFrame]:
-    for at in range(start, end, MAX_ROWS_PER_BATCH):
-        yield scan.slice(at, min(MAX_ROWS_PER_BATCH, end - at)).collect()
+    for at in range(start, end, ROWS_AT_ONCE):
+        yield scan.slice(at, min(ROWS_AT_ONCE, end - at)).collect()
 
 
 def _is_id(column: pl.Expr, n_digits: int) -> pl.Expr:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 import polars as pl
 
-from tokenlag.read.parquet_parts import folded
+from tokenlag.read.parquet_parts import PASCAL_EVENTS, PASCAL_SPAN, folded
 from tokenlag.read.sources.otlp_series import (
     KIND_NAMES,
     SPAN_ID_BYTES,
@@ -30,23 +30,6 @@ from tokenlag.read.spans import dtype
 from tokenlag.read.vocabulary import RESOURCE_PREFIX
 
 _SERVICE_KEY: Final = "service.name"
-# What is read, by folded name; some writers leave some out.
-_COLUMNS: Final = (
-    "timestamp",
-    "traceid",
-    "spanid",
-    "parentspanid",
-    "spanname",
-    "spankind",
-    "servicename",
-    "resourceattributes",
-    "scopename",
-    "spanattributes",
-    "duration",
-    "endtimestamp",
-    "statuscode",
-)
-_EVENT_COLUMNS: Final = ("eventstimestamp", "eventsname", "eventsattributes")
 _ENTRIES: Final = pl.List(pl.Struct({"key": pl.String, "value": pl.String}))
 
 
@@ -60,7 +43,7 @@ class MappedRows:
 
     def __init__(self, schema: Mapping[str, pl.DataType], sink: Sink) -> None:
         self._sink = sink
-        wanted = (*_COLUMNS, *_EVENT_COLUMNS) if sink.vocabulary.event_names else _COLUMNS
+        wanted = (*PASCAL_SPAN, *PASCAL_EVENTS) if sink.vocabulary.event_names else PASCAL_SPAN
         names = {folded(name): name for name in schema}
         self._names = {one: names[one] for one in wanted if one in names}
         self.columns = list(self._names.values())
