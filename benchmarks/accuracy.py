@@ -3,6 +3,7 @@
     python benchmarks/accuracy.py --cases 300               about 300 cases, two at a time
     python benchmarks/accuracy.py --cases 60 --seed 5 --show-misses
     python benchmarks/accuracy.py --case 17 --seed 5        one case, with what was found
+    python benchmarks/accuracy.py --healthy-hours 300       false alarms alone; see `healthy.py`
 
 Each fault's case is compared with its own healthy twin: only where the fault moved the symptom
 by a fifth does it count for top-1 (others are told apart as `small`). Two-period cases start
@@ -25,8 +26,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-for folder in (ROOT / "tracer", ROOT / "analyzer", ROOT / "benchmarks"):
+for folder in (ROOT, ROOT / "tracer", ROOT / "analyzer", ROOT / "benchmarks"):
     sys.path.insert(0, str(folder))
+
+from benchmarks import healthy  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 MOVED = 0.20
@@ -279,6 +282,16 @@ def report(rows: list[dict[str, Any]]) -> None:
     print_reliability(rows)
 
 
+def _healthy(options: argparse.Namespace) -> int:
+    """Healthy windows alone: one, or hours of them."""
+    if options.healthy_window is not None:
+        print(json.dumps(healthy.run_window(options.healthy_window, options.seed), indent=1))
+        return 0
+    out = options.out or RESULTS / f"healthy-{options.seed}.jsonl"
+    healthy.report(healthy.run_hours(options.healthy_hours, options.seed, options.jobs, out))
+    return 0
+
+
 def main() -> int:
     """Runs the cases; returns an exit status."""
     parser = argparse.ArgumentParser(
@@ -289,6 +302,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--kind", help="only this fault, or `healthy`")
     parser.add_argument("--case", type=int, help="only this number, with what was found")
+    parser.add_argument("--healthy-hours", type=float, help="so many hours of healthy windows")
+    parser.add_argument("--healthy-window", type=int, help="only this one, with what was found")
     parser.add_argument("--rows", type=Path, help="print the tables of rows that are there")
     parser.add_argument("--show-misses", action="store_true")
     parser.add_argument("-o", "--out", type=Path, help="rows, as JSON lines")
@@ -296,12 +311,16 @@ def main() -> int:
     if options.case is not None:
         print(json.dumps(run_case(options.case, options.seed, options.kind), indent=1))
         return 0
+    if options.healthy_window is not None or options.healthy_hours:
+        return _healthy(options)
     out = options.out or RESULTS / f"accuracy-{options.seed}.jsonl"
     out.parent.mkdir(parents=True, exist_ok=True)
     if options.rows:
-        report(
-            [json.loads(line) for line in options.rows.read_text().splitlines() if "kind" in line]
-        )
+        rows = [json.loads(line) for line in options.rows.read_text().splitlines()]
+        if rows and "is_strained" in rows[0]:
+            healthy.report(rows)
+        else:
+            report([row for row in rows if "kind" in row])
         return 0
     began = time.time()
     context = multiprocessing.get_context("spawn")

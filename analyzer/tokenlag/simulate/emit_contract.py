@@ -26,6 +26,7 @@ class ContractEmitter:
         drop: what to leave out; see `DROPS` in `traces`.
         lost_frac: share of step records that get lost (the index shows a hole).
         sample_frac: share of request traces kept, with a weight; steps are always kept.
+        lost_request_frac: share of request traces that get lost, with nothing to tell it.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class ContractEmitter:
         drop: frozenset[str],
         lost_frac: float,
         sample_frac: float,
+        lost_request_frac: float = 0.0,
     ) -> None:
         self._run = run
         self._time = timeline
@@ -44,6 +46,7 @@ class ContractEmitter:
         self._drop = drop
         self._lost_frac = lost_frac
         self._sample_frac = sample_frac
+        self._lost_request_frac = lost_request_frac
         self._ids = random.Random(f"ids {run.key}")
         self._chance = random.Random(f"chance {run.key}")
         frontend = run.variant.frontend
@@ -63,14 +66,21 @@ class ContractEmitter:
             )
             for number, log in enumerate(self._run.epochs):
                 yield from steps.spans(number, log)
+        for number, span in self.request_spans():
+            yield span.end_ns, number, span_text(span)
+
+    def request_spans(self) -> Iterator[tuple[int, Span]]:
+        """Yield the number of the resource and the span, of all spans but the engines' steps."""
         for request in self._run.requests:
             if request.is_ghost or (request.done_s is None and not self._run.gave_up(request)):
                 continue  # a span that has not ended is never exported
             if self._sample_frac < 1 and self._chance.random() >= self._sample_frac:
                 continue
+            if self._lost_request_frac and self._chance.random() < self._lost_request_frac:
+                continue
             number = max(request.epoch, 0)
             for span in self._request_spans(request):
-                yield span.end_ns, number, span_text(span)
+                yield number, span
             trace_id, client_id, request_id, _ = request_ids(self._run, request)
             if (gateway := self._run.variant.gateway) is not None:
                 for span in gateway_spans(
@@ -78,10 +88,10 @@ class ContractEmitter:
                     parent_id=None if "client" in self._drop else client_id,
                     heard_s=self._ending(request)[1], model=self._run.variant.model,
                 ):  # fmt: skip
-                    yield span.end_ns, len(self._run.epochs), span_text(span)
+                    yield len(self._run.epochs), span
             for leg in request.legs:
                 for span in self._engine_spans(leg, trace_id, request_id, self._span_id()):
-                    yield span.end_ns, leg.epoch, span_text(span)
+                    yield leg.epoch, span
 
     # --- requests ---------------------------------------------------------------------------
 

@@ -75,7 +75,7 @@ def generate(number: int, seed: int = 0, kind: str | None = None) -> Case:
     fault = FAULTS.get(kind)
     load = rng.choice(fault.loads if fault else tuple(LOADS))
     compared = rng.choice(fault.compared if fault else COMPARED)
-    draft, form = _draft(rng, load, compared)
+    draft, form = draft_case(rng, load, compared)
     twin = copy.deepcopy(draft.table)
     size = 0.0
     if fault is None:
@@ -114,8 +114,9 @@ def _recipe(name: str, seed: int, table: Table, cause: str | None) -> Recipe:
 # --- the healthy part --------------------------------------------------------------------------
 
 
-def _draft(rng: random.Random, load: str, compared: str) -> tuple[Draft, str]:
-    step, form = _step(rng)
+def draft_case(rng: random.Random, load: str, compared: str) -> tuple[Draft, str]:
+    """A healthy case at a load, and the form of its step times."""
+    step, form = draw_step(rng)
     prompt_mid = round(2 ** rng.uniform(6.6, 11.0))
     output_mid = round(2 ** rng.uniform(5.3, 8.3))
     prompt = (max(16, round(prompt_mid * 0.6)), round(prompt_mid * 1.4))
@@ -157,7 +158,7 @@ def _draft(rng: random.Random, load: str, compared: str) -> tuple[Draft, str]:
     return draft, form
 
 
-def _step(rng: random.Random) -> tuple[Table, str]:
+def draw_step(rng: random.Random) -> tuple[Table, str]:
     """A step-time truth; its coefficients span small models on large cards to the opposite."""
     a_ms = 2 ** rng.uniform(2.3, 4.9)
     step: Table = {
