@@ -32,9 +32,10 @@ from tokenlag.read.stores.table import (
 from tokenlag.read.vocabulary import RESOURCE_PREFIX, Vocabulary
 from tokenlag.times import NS_PER_S
 
-REACH_NS: Final = 3600 * NS_PER_S  # how far before (and after) a window its requests are looked for
+NS_PER_H: Final = 3600 * NS_PER_S
+REACH_NS: Final = NS_PER_H  # how far around a window requests of any length are looked for
+FAR_NS: Final = 24 * NS_PER_H  # and those that take longer than that, before it
 LEAD_NS: Final = 600 * NS_PER_S  # how far before it a list of a step's members is
-DAY_NS: Final = 86_400 * NS_PER_S
 PHASE_NAMES: Final = (
     names.SPAN_FRONTEND, names.SPAN_NETWORK, names.SPAN_QUEUE, names.SPAN_PREFILL,
     names.SPAN_PREFILL_CHUNK, names.SPAN_DECODE,
@@ -95,12 +96,21 @@ class Spans:
         if engines is not None:
             self._of_engines = f"{table.engine} in {{engines:Array(String)}}"
             request_id = table.raw(_SPAN, names.REQUEST_ID)
-            self._of_traces = sql(
-                "of_engines", TABLE=table.name, ENGINE=table.engine, REQUEST_ID=request_id
+            by_trace, by_id = (
+                sql("sequences_of_engines", TABLE=table.name, ENGINE=table.engine, TOLD=told)
+                for told in ("TraceId", request_id)
             )
-        self.traces = sql(
-            "traces",
-            TABLE=table.name,
+            self._of_traces = sql(
+                "of_engines", BY_TRACE=by_trace, REQUEST_ID=request_id, BY_ID=by_id
+            )
+        self.traces = sql("traces", SEEDS=self._seeds("TraceId"))
+
+    def _seeds(self, told: str) -> str:
+        """SQL of columns of the spans by which a window's traces are found."""
+        return sql(
+            "seeds",
+            TABLE=self.table.name,
+            TOLD=told,
             END_NS=self.end_ns,
             IS_SEED=self.is_seed,
             OF_ENGINES=self._of_traces,
@@ -141,7 +151,7 @@ class Spans:
             "patterns": patterns(),
             "reach_ns": REACH_NS,
             "lead_ns": LEAD_NS,
-            "day_ns": DAY_NS,
+            "far_ns": FAR_NS,
             "engines": list(self._engines or []),
             "span_keys": list(self.vocabulary.span),
             "resource_keys": list(self.vocabulary.resource),
@@ -185,6 +195,7 @@ class Spans:
         if int(found["n"]):
             path = out_dir / f"{prefix}-requests.parquet"
             self._rows(pulled, which, found, asked | bounds, path)
+            self._note_headless(pulled, path)
             if int(found["n_events"]):
                 path = out_dir / f"{prefix}-events.parquet"
                 self._events(pulled, which, asked | bounds, path)
@@ -197,14 +208,19 @@ class Spans:
 
     def _bounds(self, asked: Mapping[str, Value]) -> dict[str, Value]:
         """From when to when the spans of the window's traces are looked for."""
-        first_ns, last_ns = _int(asked["from_ns"]) - REACH_NS, _int(asked["to_ns"]) + REACH_NS
         if self.table.lookup is not None:
             (row,) = self.client.rows(
                 sql("trace_bounds", LOOKUP=self.table.lookup, TRACES=self.traces), asked
             )
             if int(row["n"]):
                 first_ns = int(row["first_s"]) * NS_PER_S
-                last_ns = (int(row["last_s"]) + 1) * NS_PER_S
+                return {"first_ns": first_ns, "last_ns": (int(row["last_s"]) + 1) * NS_PER_S}
+        first_ns, last_ns = _int(asked["from_ns"]) - REACH_NS, _int(asked["to_ns"]) + REACH_NS
+        told = f"toUnixTimestamp64Nano(Timestamp) as start_ns, {self.end_ns} as end_ns"
+        (row,) = self.client.rows(sql("seed_bounds", SEEDS=self._seeds(told)), asked)
+        if int(row["n"]):  # a trace may begin a little before the span that tells its length
+            first_ns = min(first_ns, int(row["first_ns"]) - LEAD_NS)
+            last_ns = max(last_ns, int(row["last_ns"]))
         return {"first_ns": first_ns, "last_ns": last_ns}
 
     def _of_requests(self) -> str:
@@ -289,6 +305,29 @@ class Spans:
         statement = sql("event_rows", TABLE=self.table.name, COLUMNS="".join(columns), WHICH=which)
         self.client.parquet(statement, path, asked)
         pulled.event_files.append(path)
+
+    def _note_headless(self, pulled: Pulled, path: Path) -> None:
+        """Says of how many requests only phases came."""
+        import polars as pl
+
+        n = int(
+            pl.scan_parquet(path)
+            .group_by("trace_id")
+            .agg(
+                has_phase=pl.col("name").is_in(PHASE_NAMES).any(),
+                has_request=pl.col("name").is_in(SEQUENCE_NAMES).any(),
+            )
+            .select((pl.col("has_phase") & ~pl.col("has_request")).sum())
+            .collect()
+            .item()
+        )
+        if n:
+            place = self.client.address.name
+            text = (
+                f"{place}: of {n} requests only phases were found: they began more than "
+                f"{FAR_NS // NS_PER_H} h before the window, had not ended, or are not kept"
+            )
+            pulled.notes.append(ReadNote("requests_without_beginning", place, n, text))
 
     def _note_ids(self, pulled: Pulled, n: int) -> None:
         if n:

@@ -2,16 +2,9 @@
 -- two sides may be traces of their own.
 (
     TraceId global in (
-        select TraceId from ${TABLE} as t
-        where Timestamp >= fromUnixTimestamp64Nano({from_ns:Int64} - {reach_ns:Int64})
-            and Timestamp < fromUnixTimestamp64Nano({to_ns:Int64} + {reach_ns:Int64})
-            and SpanName in {sequence_names:Array(String)} and ${ENGINE} in {engines:Array(String)}
+        ${BY_TRACE}
     )
     or ${REQUEST_ID} global in (
-        select ${REQUEST_ID} from ${TABLE} as t
-        where Timestamp >= fromUnixTimestamp64Nano({from_ns:Int64} - {reach_ns:Int64})
-            and Timestamp < fromUnixTimestamp64Nano({to_ns:Int64} + {reach_ns:Int64})
-            and SpanName in {sequence_names:Array(String)} and ${ENGINE} in {engines:Array(String)}
-            and ${REQUEST_ID} != ''
+        ${BY_ID}
     )
 )

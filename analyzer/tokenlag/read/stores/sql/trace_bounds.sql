@@ -2,6 +2,6 @@
 select
     count() as n, toInt64(toUnixTimestamp(min(Start))) as first_s, toInt64(toUnixTimestamp(max(End))) as last_s
 from ${LOOKUP}
-where Start >= fromUnixTimestamp64Nano({from_ns:Int64} - {day_ns:Int64})
-    and Start < fromUnixTimestamp64Nano({to_ns:Int64} + {day_ns:Int64})
+where Start >= fromUnixTimestamp64Nano({from_ns:Int64} - {far_ns:Int64})
+    and Start < fromUnixTimestamp64Nano({to_ns:Int64} + {far_ns:Int64})
     and TraceId global in (${TRACES})
