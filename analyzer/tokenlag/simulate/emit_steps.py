@@ -131,13 +131,16 @@ class StepEmitter:
             add(attribute_text(names.STEP_DRAFTED, step.n_drafted))
             add(attribute_text(names.STEP_ACCEPTED, step.n_accepted))
         add(attribute_text(names.STEP_CONTEXT_TOKENS, step.n_context))
-        add(attribute_text(names.STEP_RUNNING, step.n_running))
-        add(attribute_text(names.STEP_WAITING, step.n_waiting))
-        add(attribute_text(names.STEP_WAITING_TOKENS, step.n_waiting_tokens))
-        add(attribute_text(names.STEP_OLDEST_WAIT_NS, round(step.oldest_wait_s * 1e9)))
-        add(attribute_text(names.STEP_KV_USAGE, round(step.kv_frac, 5)))
-        if step.kv_reserved_frac is not None:
-            add(attribute_text(names.STEP_KV_RESERVED, round(step.kv_reserved_frac, 5)))
+        if "running" not in drop:
+            add(attribute_text(names.STEP_RUNNING, step.n_running))
+        if "waiting" not in drop:
+            add(attribute_text(names.STEP_WAITING, step.n_waiting))
+            add(attribute_text(names.STEP_WAITING_TOKENS, step.n_waiting_tokens))
+            add(attribute_text(names.STEP_OLDEST_WAIT_NS, round(step.oldest_wait_s * 1e9)))
+        if "kv_usage" not in drop:
+            add(attribute_text(names.STEP_KV_USAGE, round(step.kv_frac, 5)))
+            if step.kv_reserved_frac is not None:
+                add(attribute_text(names.STEP_KV_RESERVED, round(step.kv_reserved_frac, 5)))
         if step.preempted and "preemptions" not in drop:
             add(attribute_text(names.STEP_PREEMPTED, step.preempted))
         if "admit_bound" not in drop:

@@ -87,14 +87,14 @@ def _surge(draft: Draft) -> float:
     mid = sum(draft.output) / 2
     slots = draft.table["engine"]["max_seqs"]
     # With `max_seqs` running, `slots / mid` of them leave each step and as many come in.
-    step_ms = _full_step_ms(draft.table["step"], slots, slots / mid, draft)
+    step_ms = full_step_ms(draft.table["step"], slots, slots / mid, draft)
     most = slots * 1e3 / (mid * step_ms)
     draft.table["engine"]["kv_tokens"] *= 2
     _after(draft, rate_per_s=most * factor)
     return factor
 
 
-def _full_step_ms(step: Table, n_decode: int, joining: float, draft: Draft) -> float:
+def full_step_ms(step: Table, n_decode: int, joining: float, draft: Draft) -> float:
     """What a step of a full engine costs on average, by the truth of its own form.
 
     Args:
@@ -199,20 +199,22 @@ def _twin_batch(draft: Draft, _twin: Table) -> Table:
 
 def _factor(draft: Draft) -> float:
     factor = draft.rng.uniform(1.2, 1.6)
-    draft.table["step"]["changes"] = [{"from_s": draft.from_s, "factor": factor}]
+    _change(draft, factor=factor)
     return factor
 
 
 def _constant(draft: Draft) -> float:
     share = draft.rng.uniform(0.3, 1.0)
-    draft.table["step"]["changes"] = [
-        {"from_s": draft.from_s, "add_ms": share * draft.table["step"]["a_ms"]}
-    ]
+    _change(draft, add_ms=share * draft.table["step"]["a_ms"])
     return share
 
 
+def _change(draft: Draft, **change: Any) -> None:
+    draft.table["step"].setdefault("changes", []).append({"from_s": draft.from_s, **change})
+
+
 def _effect(draft: Draft, **effect: Any) -> None:
-    draft.table["step"]["effects"] = [effect]
+    draft.table["step"].setdefault("effects", []).append(effect)
 
 
 def _prefill_price(draft: Draft) -> float:

@@ -31,11 +31,14 @@ class FleetConfig:
             engine, the others in turn to engines without a prefix); `least-loaded` (fewest
             requests in flight).
         step_factor: by engine, how much longer its steps take; empty: all the same.
+        affected: numbers of the engines that the step model's changes and effects happen to;
+            empty: to all.
     """
 
     engines: int = 1
     router: str = "round-robin"
     step_factor: tuple[float, ...] = ()
+    affected: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.router not in ROUTERS:
@@ -44,10 +47,18 @@ class FleetConfig:
             raise InputError("a fleet has at least one engine")
         if self.step_factor and len(self.step_factor) != self.engines:
             raise InputError("step_factor has one entry for each engine")
+        if any(not 0 <= number < self.engines for number in self.affected):
+            raise InputError("affected names engines by their number, from 0")
 
     def factor(self, engine: int) -> float:
         """Return how much longer the steps of an engine take."""
         return self.step_factor[engine] if self.step_factor else 1.0
+
+    def model_of(self, engine: int, model: StepModel) -> StepModel:
+        """Return the step model of an engine, without what happens to others alone."""
+        if self.affected and engine not in self.affected:
+            model = replace(model, changes=(), effects=())
+        return _scaled(model, self.factor(engine))
 
 
 class Router:
@@ -114,7 +125,7 @@ class Fleet:
         self.engines = [
             Engine(
                 engine,
-                _scaled(model, fleet.factor(number)),
+                fleet.model_of(number, model),
                 noise=random.Random(f"noise {seed} {number}"),
                 on_done=self._follow_up,
                 hook=hook,

@@ -29,6 +29,9 @@ DROPS = {
     "cached": "no cached tokens",
     "preemptions": "no preemption counts, events or re-queue spans",
     "replica": "no engine id, instance or host",
+    "waiting": "no queue depth",
+    "kv_usage": "no use of KV",
+    "running": "not told how many run",
     "admit_bound": "not told what kept the queue's head out",
     "tenant": "no tenant",
 }
@@ -41,6 +44,7 @@ class Damage:
     Attributes:
         lost_step_frac: share of step records lost; the index shows the holes.
         sample_frac: share of request traces kept, with their weight.
+        lost_request_frac: share of request traces lost, without a word.
         duplicate_frac: share of spans that are there twice.
         client_skew_ms: how far the client's clock is ahead.
     """
@@ -49,10 +53,12 @@ class Damage:
     sample_frac: float = 1.0
     duplicate_frac: float = 0.0
     client_skew_ms: float = 0.0
+    lost_request_frac: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (0 <= self.lost_step_frac < 1 and 0 < self.sample_frac <= 1):
-            raise InputError("lost_step_frac and sample_frac are shares of 1")
+        lost = (self.lost_step_frac, self.lost_request_frac)
+        if not (all(0 <= share < 1 for share in lost) and 0 < self.sample_frac <= 1):
+            raise InputError("lost_step_frac, lost_request_frac and sample_frac are shares of 1")
 
 
 NO_DAMAGE = Damage()
@@ -105,6 +111,7 @@ def write_traces(
             drop=dropped,
             lost_frac=damage.lost_step_frac,
             sample_frac=damage.sample_frac,
+            lost_request_frac=damage.lost_request_frac,
         )
         spans = list(emitter.spans())
         has_replica = "replica" not in dropped
