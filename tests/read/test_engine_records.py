@@ -143,6 +143,108 @@ def test_tensorrt_iterations_are_steps(store: Store, tmp_path: Path, form: str) 
     assert store.fetchall("select engine_name, kv_tokens from epochs") == [("tensorrt-llm", 64000)]
 
 
+def told_of(id_: int, n_generated: int, position: int, **more: Any) -> Any:
+    """A request as an iteration lists it after it: in its prompt until it has a token."""
+    stage = "GENERATION_IN_PROGRESS" if n_generated else "CONTEXT_IN_PROGRESS"
+    return {
+        "id": id_, "stage": stage, "contextPrefillPosition": position,
+        "numGeneratedTokens": n_generated, "avgNumDecodedTokensPerIter": 1.0, "scheduled": True,
+        "paused": False, "reusedBlocksPerRequest": 0, "missedBlocksPerRequest": 2,
+    } | more  # fmt: skip
+
+
+def batch(n_context: int, n_gen: int, n_tokens: int, n_kv: int = 0) -> Any:
+    return {
+        "inflightBatchingStats": {
+            "numScheduledRequests": n_context + n_gen, "numContextRequests": n_context,
+            "numGenRequests": n_gen, "numCtxTokens": n_tokens, "numCtxKvTokens": n_kv,
+            "numGenKvTokens": 100 * n_gen,
+        }
+    }  # fmt: skip
+
+
+DONE: dict[str, Any] = {"stage": "GENERATION_COMPLETE"}
+IDLE: dict[str, Any] = {"stage": "QUEUED", "scheduled": False}
+# Three requests, 2049 to 2051, of which the first has its prompt in two chunks and the last waits.
+RUN: list[tuple[Any, list[Any]]] = [
+    (batch(2, 0, 164), [told_of(2049, 0, 64), told_of(2050, 1, 100), told_of(2051, 0, 0, **IDLE)]),
+    (batch(1, 1, 36, 64), [told_of(2049, 1, 100), told_of(2050, 2, 100),
+                           told_of(2051, 0, 0, **IDLE)]),
+    (batch(1, 2, 30, 64), [told_of(2049, 2, 100), told_of(2050, 3, 100, **DONE),
+                           told_of(2051, 1, 94, reusedBlocksPerRequest=1)]),
+    # The one that ended is computed once more under the overlap scheduler, and not listed.
+    (batch(0, 3, 0), [told_of(2049, 3, 100), told_of(2051, 2, 94)]),
+    (batch(0, 2, 0), [told_of(2049, 3, 100, scheduled=False, paused=True), told_of(2051, 3, 94)]),
+    (batch(0, 2, 0), [told_of(2049, 4, 100), told_of(2051, 4, 94, **DONE)]),
+]  # fmt: skip
+
+
+def run_of(steps: list[tuple[Any, list[Any]]], **more: Any) -> list[Any]:
+    return [
+        iteration(i, requestStats=requests, **sizes, **more)
+        for i, (sizes, requests) in enumerate(steps, 7)
+    ]
+
+
+def intervals(store: Store) -> list[tuple[int, int, int]]:
+    return store.fetchall(
+        "select request_index, first_step, last_step from memberships order by 1, 2"
+    )
+
+
+def test_tensorrt_requests_are_members_of_steps(store: Store, tmp_path: Path) -> None:
+    load(store, tmp_path, json.dumps(run_of(RUN)))
+    assert intervals(store) == [(2049, 9, 10), (2049, 12, 12), (2050, 8, 9), (2051, 10, 12)]
+    assert store.fetchall(
+        "select step_index, request_index, n_tokens, n_context from chunks order by 1, 2"
+    ) == [(7, 2049, 64, 0), (7, 2050, 100, 0), (8, 2049, 36, 64), (9, 2051, 30, 64)]
+    assert store.fetchall("select step_index, n_decode, n_chunks from steps order by 1") == [
+        (7, 0, 2), (8, 1, 1), (9, 2, 1), (10, 2, 0), (11, 1, 0), (12, 2, 0)
+    ]  # fmt: skip
+    assert store.fetchall("select step_index, request_index from preemptions") == [(11, 2049)]
+    assert store.scalar("select count(*) from read_notes where kind = 'membership_mismatch'") == 0
+
+
+def test_tensorrt_members_are_known_after_lost_iterations(store: Store, tmp_path: Path) -> None:
+    """Reading `/metrics` drains it, and two readers take iterations from each other."""
+    load(store, tmp_path, json.dumps([one for one in run_of(RUN) if one["iter"] != 10]))
+    assert intervals(store) == [
+        (2049, 9, 9), (2049, 12, 12), (2050, 8, 9), (2051, 11, 12)
+    ]  # fmt: skip
+
+
+def test_tensorrt_chunks_whose_sizes_do_not_add_up_are_even(store: Store, tmp_path: Path) -> None:
+    told = [told_of(1, 1, 100), told_of(2, 1, 60)]  # 160 in all, where 90 were computed
+    load(store, tmp_path, json.dumps(run_of([(batch(2, 0, 90, 10), told)])))
+    rows = store.fetchall("select request_index, n_tokens, n_context from chunks order by 1")
+    assert rows == [(1, 45, 5), (2, 45, 5)]
+
+
+def test_tensorrt_chunks_of_requests_that_are_not_listed(store: Store, tmp_path: Path) -> None:
+    load(store, tmp_path, json.dumps(run_of([(batch(3, 0, 90), [told_of(1, 1, 30)])])))
+    assert store.fetchall("select n_chunks, n_prefill_tokens from steps") == [(3, 90)]
+    assert store.fetchall("select request_index, n_tokens from chunks") == [(1, 30)]
+
+
+def test_tensorrt_iterations_with_requests_say_when_they_began(
+    store: Store, tmp_path: Path
+) -> None:
+    load(store, tmp_path, json.dumps(run_of(RUN)))
+    at, end = store.fetchone("select start_ns, end_ns from steps where step_index = 7") or (0, 0)
+    assert (at, end) == (T0_MS * MS + 140 * MS, T0_MS * MS + 160 * MS)
+
+
+def test_tensorrt_ranks_are_engines(store: Store, tmp_path: Path) -> None:
+    records = [one for rank in (0, 1) for one in run_of(RUN, attentionDpRank=rank)]
+    load(store, tmp_path, json.dumps(records))
+    assert store.fetchall("select count(*) from steps group by epoch_key") == [(6,), (6,)]
+    assert store.scalar("select count(*) from read_notes where kind = 'duplicate_steps'") == 0
+
+
+def iteration_with_requests(index: int) -> Any:
+    return json.loads(json.dumps(run_of(RUN)[index]))  # damage is done in place
+
+
 def test_tensorrt_iterations_without_a_time_are_counted(store: Store, tmp_path: Path) -> None:
     records = [iteration(1), iteration(2) | {"timestamp": None}]
     load(store, tmp_path, json.dumps(records))
@@ -196,7 +298,9 @@ class Kept:
         self.spans += spans
 
 
-@pytest.mark.parametrize("make", [forward_pass, dynamo_request, iteration, answer])
+@pytest.mark.parametrize(
+    "make", [forward_pass, dynamo_request, iteration, iteration_with_requests, answer]
+)
 def test_damaged_records_are_counted_or_refused(make: Callable[[int], Any]) -> None:
     chance = random.Random(make.__name__)
     n_kept = n_refused = 0
