@@ -10,6 +10,7 @@ See docs/step-model.md.
 from __future__ import annotations
 
 import functools
+import re
 import tomllib
 from dataclasses import dataclass
 from importlib import resources
@@ -23,11 +24,17 @@ from tokenlag.store.connection import Store
 MIN_STEPS = 20
 BYTES_OF_FP8 = 1.25
 LARGE_CHUNK = 2.0
+# Parts and weaker kinds of a device, whose names hold the whole one's: a MIG slice, a vGPU profile
+# ("A10-24Q"), a notebook's chip, the kinds made for export. The table has none of them.
+NOT_WHOLE = re.compile(r" mig |-\d+(-\d+)?[abcq] | laptop | max-q | rtx \d{4} d ")
 
 
 @dataclass(frozen=True)
 class Device:
-    """Figures of one device; `fp8_flops` is None where it has no such arithmetic."""
+    """Figures of one device; `fp8_flops` is None where it has no such arithmetic.
+
+    `checked` is the month in which the figures were last held against the vendor's.
+    """
 
     name: str
     match: tuple[str, ...]
@@ -35,6 +42,7 @@ class Device:
     bf16_flops: float
     source: str
     fp8_flops: float | None = None
+    checked: str | None = None
 
 
 @functools.cache
@@ -46,10 +54,15 @@ def devices() -> tuple[Device, ...]:
 
 
 def find_device(name: str | None) -> Device | None:
-    """The device whose pattern is in `name`, the longest pattern first; None if unknown."""
+    """The device whose pattern is in `name`, the longest pattern first; None if unknown.
+
+    A part of a device is unknown: a MIG slice has a share of the bandwidth that no name tells.
+    """
     if not name:
         return None
     lower = f" {name.lower().replace('_', ' ')} "
+    if NOT_WHOLE.search(lower):
+        return None
     hits = [
         (len(pattern), device)
         for device in devices()
