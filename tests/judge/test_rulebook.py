@@ -240,6 +240,7 @@ def test_engines_are_known_by_any_spelling() -> None:
     assert canonical_engine("vLLM") == "vllm"
     assert canonical_engine("mine") == "mine"
     assert canonical_engine(" ") is None
+    assert canonical_engine("Dynamo") is None  # an engine runs behind it, and which is not said
 
 
 # --- pages ----------------------------------------------------------------------------

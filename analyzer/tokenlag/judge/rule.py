@@ -125,6 +125,8 @@ ENGINES: Final[dict[str, tuple[str, ...]]] = {
     "transformers": ("hf",),
     "torch": ("torch-runner",),
 }
+# What traces may name as the engine though another one runs behind it.
+AROUND_AN_ENGINE: Final[tuple[str, ...]] = ("dynamo",)
 
 
 class Param(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -230,10 +232,15 @@ def place_of(path: str, key: str, lines: dict[str, int]) -> str:
 
 
 def canonical_engine(name: str | None) -> str | None:
-    """The key in `ENGINES` for an engine's name however spelt; the name itself if unknown."""
+    """The key in `ENGINES` for an engine's name however spelt; the name itself if unknown.
+
+    None where nothing says which engine it is: no name, or that of what runs one.
+    """
     if name is None or not name.strip():
         return None
     plain = name.strip().lower().replace("_", "-").replace(" ", "-")
+    if plain in AROUND_AN_ENGINE:
+        return None
     for engine, aliases in ENGINES.items():
         if plain == engine or plain in aliases:
             return engine
