@@ -6,6 +6,7 @@ import itertools
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenlag.store.connection import Store
@@ -83,3 +84,55 @@ def test_phases_tile(rows: list[Row]) -> None:
             assert e2e == (end - arrival) / 1e6
             covered = sum(min(b, end) - max(a, arrival) for _, a, b in mine if b > arrival)
             assert covered == end - arrival
+
+
+def tiles_of(rows: list[Row]) -> list[tuple[str, int, int]]:
+    """Kind, start and end (ms) of the only request's phases, in time."""
+    with Store() as store, tempfile.TemporaryDirectory() as folder:
+        load_rows(store, Path(folder), rows)
+        return [
+            (str(kind), int(a), int(b))
+            for kind, a, b in store.fetchall(
+                "select kind, (start_ns - ?) // 1000000, (end_ns - ?) // 1000000 from phases "
+                "where end_ns > start_ns order by start_ns",
+                [T0, T0],
+            )
+        ]
+
+
+def sequence(*phases: Row) -> list[Row]:
+    """One request on one engine, 0 to 100 ms, with these phases."""
+    return [
+        span(c.SPAN_REQUEST, 0, 100, id_="r", kind=c.KIND_SERVER),
+        span(c.SPAN_ENGINE_REQUEST, 0, 100, id_="e", parent="r", ENGINE_ID="e0", REQUEST_INDEX=1),
+        *phases,
+    ]
+
+
+@pytest.mark.parametrize("is_crowded", [False, True])
+def test_between_runs_of_decoding_a_stream_waits_for_its_token(is_crowded: bool) -> None:
+    phases = [
+        span(c.SPAN_PREFILL, 0, 20, parent="e"),
+        span(c.SPAN_DECODE, 30, 50, parent="e", DECODE_FIRST_STEP=2, DECODE_LAST_STEP=3),
+        span(c.SPAN_DECODE, 70, 100, parent="e", DECODE_FIRST_STEP=5, DECODE_LAST_STEP=6),
+    ]
+    if is_crowded:
+        phases.append(span(c.SPAN_QUEUE, 0, 10, parent="e", QUEUE_REASON="arrival"))
+    tiles = tiles_of(sequence(*phases))
+    assert "uncovered" not in [kind for kind, _, _ in tiles]
+    assert [t for t in tiles if t[0] == "decode"] == [
+        ("decode", 20, 30), ("decode", 30, 50), ("decode", 50, 70), ("decode", 70, 100),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("is_crowded", [False, True])
+def test_a_hole_before_a_prefill_again_stays_a_hole(is_crowded: bool) -> None:
+    phases = [
+        span(c.SPAN_PREFILL, 0, 20, parent="e"),
+        span(c.SPAN_DECODE, 20, 50, parent="e", DECODE_FIRST_STEP=2, DECODE_LAST_STEP=3),
+        span(c.SPAN_PREFILL, 70, 80, parent="e", PREFILL_RECOMPUTE=True),
+        span(c.SPAN_DECODE, 80, 100, parent="e", DECODE_FIRST_STEP=5, DECODE_LAST_STEP=6),
+    ]
+    if is_crowded:
+        phases.append(span(c.SPAN_QUEUE, 0, 10, parent="e", QUEUE_REASON="arrival"))
+    assert ("uncovered", 50, 70) in tiles_of(sequence(*phases))

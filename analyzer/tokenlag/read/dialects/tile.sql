@@ -1,8 +1,10 @@
 -- Phases that tile. What dialects told may overlap (streams of one request, nested stages,
 -- clocks of two processes); at each moment the request is in one phase: delivery before
 -- the engine's phases before the front end's before the network's, and of the same sort
--- the one that began last. What none covers is 'uncovered'. A phase that is left with no
--- time of its own stays as an interval of length 0: it was measured.
+-- the one that began last. What none covers is 'uncovered', but for what lies between a
+-- sequence's token and its next run of decoding: recorders that end a run where a step goes
+-- without it (prompts first) leave holes there, in which the stream waited for its next token.
+-- A phase that is left with no time of its own stays as an interval of length 0: it was measured.
 
 create table staging.t_extent as
 select
@@ -53,8 +55,11 @@ create table staging.t_after as
 select rowid as told_row, request_key, start_ns, end_ns,
     max(end_ns) over (
         partition by request_key order by start_ns, end_ns
-        rows between unbounded preceding and 1 preceding) as reach_ns
-from t_told where end_ns > start_ns;
+        rows between unbounded preceding and 1 preceding) as reach_ns,
+    case when kind = 'decode' and lag(seq_key) over told = seq_key
+              and lag(kind) over told in ('prefill', 'decode') then seq_key end as held_seq
+from t_told where end_ns > start_ns
+window told as (partition by request_key order by start_ns, end_ns);
 
 create table staging.t_crowded as
 select distinct request_key from t_after where start_ns < reach_ns;
@@ -64,8 +69,8 @@ select request_key, seq_key, kind, detail, start_ns, end_ns, n_tokens, is_recomp
 from t_told t
 where t.end_ns > t.start_ns and t.request_key not in (from t_crowded)
 union all by name
-select a.request_key, 'uncovered' as kind, coalesce(a.reach_ns, x.t0) as start_ns,
-    a.start_ns as end_ns, 'derived' as origin
+select a.request_key, a.held_seq as seq_key, if(a.held_seq is null, 'uncovered', 'decode') as kind,
+    coalesce(a.reach_ns, x.t0) as start_ns, a.start_ns as end_ns, 'derived' as origin
 from t_after a join t_extent x using (request_key)
 where a.start_ns > coalesce(a.reach_ns, x.t0) and a.request_key not in (from t_crowded)
 union all by name
@@ -120,15 +125,25 @@ runs as (
 select request_key, any_value(rank) as rank, min(start_ns) as start_ns, max(end_ns) as end_ns
 from runs group by request_key, run;
 
+create table staging.t_held as
+select
+    c.request_key, c.rank, c.start_ns, c.end_ns,
+    case when c.rank is null and lead(t.kind) over cell = 'decode' and lag(t.seq_key) over cell = lead(t.seq_key) over cell
+              and lag(t.kind) over cell in ('prefill', 'decode') then lead(t.seq_key) over cell end as held_seq
+from t_cells c
+left join t_ranked t on t.request_key = c.request_key and t.rank = c.rank
+window cell as (partition by c.request_key order by c.start_ns);
+
 insert into phases by name
 select
-    c.request_key, t.seq_key, coalesce(t.kind, 'uncovered') as kind, t.detail,
+    c.request_key, coalesce(t.seq_key, c.held_seq) as seq_key,
+    coalesce(t.kind, if(c.held_seq is null, 'uncovered', 'decode')) as kind, t.detail,
     c.start_ns, c.end_ns,
     -- A phase that another one cut in two keeps its tokens in the first piece.
     case when row_number() over (partition by c.request_key, c.rank order by c.start_ns) = 1
         then t.n_tokens end as n_tokens,
     t.is_recompute, t.clock, coalesce(t.origin, 'derived') as origin
-from t_cells c
+from t_held c
 left join t_ranked t on t.request_key = c.request_key and t.rank = c.rank
 union all by name
 select request_key, seq_key, kind, detail, start_ns, start_ns as end_ns, n_tokens, is_recompute,
