@@ -22,18 +22,22 @@ from tokenlag.simulate.run import Run, run
 
 # Length of a window in seconds and how often windows of it come: most hours lie in long ones.
 LENGTHS_S: tuple[tuple[tuple[float, float], float], ...] = (
-    ((120.0, 300.0), 0.15),
-    ((300.0, 900.0), 0.2),
-    ((900.0, 2400.0), 0.25),
-    ((2400.0, 3600.0), 0.4),
+    ((120.0, 300.0), 0.1),
+    ((300.0, 900.0), 0.15),
+    ((900.0, 2400.0), 0.2),
+    ((2400.0, 3600.0), 0.55),
 )
 SHAPES = ("steady", "steady", "diurnal", "bursts", "mixed", "mixed", "agents", "shared", "groups")
 COMPARED = ("none", "apart", "apart", "earlier")
 LONG_S = 600.0
 MAX_SHORT_REQUESTS = 900
 BURST_LOAD = 0.85
-# Requests a second of a service in long windows, as powers of two; its load may be less for it.
-LOG2_RATE = (-1.5, 1.8)
+# Most requests a second of a service in long windows, as powers of two; where its load asks for
+# more, requests are larger instead, up to so many times.
+LOG2_RATE = (-1.2, 1.8)
+MAX_SIZE = 3.0
+# An empty step in long windows, in ms, as powers of two: larger models.
+LOG2_LONG_STEP_MS = (4.3, 5.8)
 # By how much one day's arrivals differ from another's.
 DRIFT = 0.05
 
@@ -97,13 +101,12 @@ def healthy_window(number: int, seed: int = 0) -> HealthyWindow:
     run_s = 2 * length_s if compared == "earlier" else length_s
     step, form = draw_step(rng)
     if run_s > LONG_S:  # a long run of a small model is millions of steps
-        slower = rng.uniform(1.2, 2.2) * max(1.0, 12.0 / step["a_ms"])
+        slower = 2 ** rng.uniform(*LOG2_LONG_STEP_MS) / step["a_ms"]
         step |= {name: step[name] * slower for name in ("a_ms", "b_ms", "c_ms", "d_ms")}
     engines = rng.choice((2, 3)) if run_s <= LONG_S and rng.random() < 0.15 else 1
-    sources = _sources(rng, shape)
-    cost_ms = sum(s.weight * _cost_ms(step, s) for s in sources)
     aim = rng.uniform(*LOADS[rng.choice(tuple(LOADS))])
-    rate = min(aim / cost_ms * 1e3, _max_rate(rng, run_s))
+    sources, rate = _at_load(rng, shape, step, aim, _max_rate(rng, run_s))
+    cost_ms = sum(s.weight * _cost_ms(step, s) for s in sources)
     load = rate * cost_ms / 1e3
     batch = rate * sum(s.weight * s.n_output for s in sources) * step["a_ms"] / (1 - load) / 1e3
     table: Table = {
@@ -168,9 +171,30 @@ def _drop(rng: random.Random) -> tuple[frozenset[str], bool]:
 # --- the load ----------------------------------------------------------------------------------
 
 
-def _sources(rng: random.Random, shape: str) -> list[_Source]:
-    """The sources of a shape; weights sum to 1."""
-    prompt, output = 2 ** rng.uniform(7.0, 11.2), 2 ** rng.uniform(5.3, 8.6)
+def _at_load(
+    rng: random.Random, shape: str, step: Table, aim: float, max_rate: float
+) -> tuple[list[_Source], float]:
+    """Sources and requests a second at a load: larger requests where more are too many."""
+    state = rng.getstate()
+    sources = _sources(rng, shape, 1.0)
+    rate = aim * 1e3 / sum(s.weight * _cost_ms(step, s) for s in sources)
+    if rate <= max_rate:
+        return sources, rate
+    rng.setstate(state)
+    sources = _sources(rng, shape, min(rate / max_rate, MAX_SIZE))
+    rate = aim * 1e3 / sum(s.weight * _cost_ms(step, s) for s in sources)
+    return sources, min(rate, max_rate)
+
+
+def _sources(rng: random.Random, shape: str, size: float) -> list[_Source]:
+    """The sources of a shape; weights sum to 1.
+
+    Args:
+        rng: for lengths and weights.
+        shape: one of `SHAPES`.
+        size: prompts and outputs are so many times as long.
+    """
+    prompt, output = size * 2 ** rng.uniform(7.0, 11.2), size * 2 ** rng.uniform(5.3, 8.6)
     if shape == "mixed":
         parts = [(1.0, 1.0), (0.35, 0.3), (rng.uniform(1.2, 2.0), 0.6)][: rng.choice((2, 3))]
         weights = [rng.uniform(0.3, 1.0) for _ in parts]
@@ -190,7 +214,7 @@ def _sources(rng: random.Random, shape: str) -> list[_Source]:
             _plain("batch", weight, prompt * 0.4, output * 0.3, n=rng.choice((3, 4, 6))),
         ]
     if shape == "agents":
-        return [_agents(rng, output)]
+        return [_agents(rng, output, size)]
     if shape == "shared":
         n_shared, share = rng.choice((512, 1024, 2048)), rng.uniform(0.6, 0.95)
         own = _plain(
@@ -211,10 +235,10 @@ def _plain(name: str, weight: float, prompt: float, output: float, **more: Any) 
     return _Source(name, weight, table, prompt, prompt, output)
 
 
-def _agents(rng: random.Random, output: float) -> _Source:
+def _agents(rng: random.Random, output: float, size: float) -> _Source:
     """Sessions whose turns find what came before in the cache."""
-    prompt_step, turns = rng.choice((300, 600, 1000)), rng.choice((4, 6, 10))
-    first, n_output = rng.choice((1000, 2000)), max(8, round(output * 0.7))
+    prompt_step, turns = round(size * rng.choice((300, 600, 1000))), rng.choice((4, 6, 10))
+    first, n_output = round(size * rng.choice((1000, 2000))), max(8, round(output * 0.7))
     table: Table = {
         "kind": "sessions", "turns": turns, "first_prompt": first, "prompt_step": prompt_step,
         "pause_s": rng.uniform(4.0, 20.0), "output": n_output, "reuse": "good", "prefix": "system",
