@@ -114,11 +114,12 @@ def span_rows(data: Path, work_dir: Path) -> int:
 
 
 def canonical(data: Path, work_dir: Path) -> int:
-    """Reads into the canonical tables."""
+    """Reads into the canonical tables, with the memory that `diagnose` gives them."""
+    from tokenlag.pipeline import DEFAULT_MEMORY
     from tokenlag.read.load import load_traces
     from tokenlag.store.connection import Store
 
-    with Store() as store:
+    with Store(memory_limit=DEFAULT_MEMORY) as store:
         return load_traces(store, [data], work_dir=work_dir).n_spans
 
 

@@ -8,13 +8,15 @@ not fit, the set is unknown until the next full list (a count of zero is one).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 _MAX_RANGE = 1_000_000  # longer ranges are damage, not a batch
+_STEPS_AT_A_TIME = 65_536
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class _Carrier:
 
     def __init__(self) -> None:
         self.open: dict[int, int] = {}  # request index → first step
-        self.intervals: list[tuple[int, int, int]] = []
+        self.intervals = array("q")  # three numbers each: request index, first and last step
         self.unknown: list[tuple[int, int]] = []
         self.unknown_since: int | None = None
         self.n_mismatches = 0
@@ -56,7 +58,7 @@ class _Carrier:
         for member in members:
             first_step = self.open.pop(member)
             if first_step <= last_step:
-                self.intervals.append((member, first_step, last_step))
+                self.intervals.extend((member, first_step, last_step))
 
     def lose(self, last_known_step: int, unknown_from: int) -> None:
         if self.unknown_since is None:
@@ -111,18 +113,13 @@ def decode_memberships(
     n_steps = len(step_index)
     if n_steps == 0:
         return _result(carrier)
-    steps: list[int] = step_index.tolist()
-    counts: list[int] = decode_count.tolist()
-    lists = {position: k for k, position in enumerate(list_position.tolist())}
-    carrier.lose(steps[0] - 1, steps[0])
-    for i in _telling_positions(step_index, decode_count, list_position):
-        step, before = steps[i], steps[i - 1] if i else steps[i] - 1
+    first_step, last_step = int(step_index[0]), int(step_index[-1])
+    carrier.lose(first_step - 1, first_step)
+    for step, before, count, k in _telling_steps(step_index, decode_count, list_position):
         if step != before + 1:
             carrier.lose(before, before + 1)
-        k = lists.get(i)
-        count = counts[i]
         try:
-            full = None if k is None or members[k] is None else set(_parse(members[k]))
+            full = None if k < 0 or members[k] is None else set(_parse(members[k]))
             if full is None and count == 0:
                 full = set()
             if full is not None:
@@ -130,7 +127,7 @@ def decode_memberships(
                 is_consistent = True
             elif not carrier.is_known:
                 continue
-            elif k is None:
+            elif k < 0:
                 is_consistent = True  # the count is compared below
             else:
                 is_consistent = carrier.change(_parse(joined[k]), _parse(left[k]), step, before)
@@ -139,18 +136,23 @@ def decode_memberships(
         if not is_consistent or (count >= 0 and len(carrier.open) != count):
             carrier.n_mismatches += 1
             carrier.lose(before, step)
-    carrier.close(list(carrier.open), steps[-1])
+    carrier.close(list(carrier.open), last_step)
     if carrier.unknown_since is not None:
-        carrier.unknown.append((carrier.unknown_since, steps[-1]))
+        carrier.unknown.append((carrier.unknown_since, last_step))
     return _result(carrier)
 
 
-def _telling_positions(
+def _telling_steps(
     step_index: NDArray[np.int64],
     decode_count: NDArray[np.int64],
     list_position: NDArray[np.int64],
-) -> list[int]:
-    """Positions at which something can change; at all others the set just goes on."""
+) -> Iterator[tuple[int, int, int, int]]:
+    """Yields the steps at which something can change, the first among them.
+
+    Each with the index of the recorded step before it, its count, and the number of its list
+    (−1: it has none). At all other steps the set just goes on. Python's numbers are made of
+    some at a time, for an hour has millions of steps.
+    """
     is_telling = np.zeros(len(step_index), dtype=bool)
     is_telling[0] = True
     is_telling[list_position] = True
@@ -159,8 +161,23 @@ def _telling_positions(
     said = np.where(decode_count >= 0, np.arange(len(decode_count)), -1)
     filled = decode_count[np.maximum(np.maximum.accumulate(said), 0)]
     is_telling[1:] |= np.diff(filled) != 0
-    positions: list[int] = np.flatnonzero(is_telling).tolist()
-    return positions
+    positions = np.flatnonzero(is_telling)
+    for start in range(0, len(positions), _STEPS_AT_A_TIME):
+        some = positions[start : start + _STEPS_AT_A_TIME]
+        before = step_index[some - 1]
+        if start == 0:
+            before[0] = step_index[0] - 1
+        numbers = np.searchsorted(list_position, some)
+        has_list = numbers < len(list_position)
+        has_list[has_list] = list_position[numbers[has_list]] == some[has_list]
+        numbers[~has_list] = -1
+        yield from zip(
+            step_index[some].tolist(),
+            before.tolist(),
+            decode_count[some].tolist(),
+            numbers.tolist(),
+            strict=True,
+        )
 
 
 def _parse(text: str | None) -> list[int]:
