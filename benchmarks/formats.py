@@ -73,6 +73,10 @@ def message(
         for event in span.get("events", []):
             made = proto.events.add(name=event["name"], time_unix_nano=int(event["timeUnixNano"]))
             fill(made.attributes, event.get("attributes", []))
+        for link in span.get("links", []):
+            proto.links.add(
+                trace_id=bytes.fromhex(link["traceId"]), span_id=bytes.fromhex(link["spanId"])
+            )
     return traces
 
 
@@ -124,6 +128,9 @@ def jaeger_span(span: JsonSpan, scope: str | None = c.SCOPE_NAME) -> dict[str, A
     if span.get("parentSpanId"):
         reference = {"refType": "CHILD_OF", "traceID": span["traceId"]}
         references = [reference | {"spanID": span["parentSpanId"]}]
+    for link in span.get("links", []):
+        reference = {"refType": "FOLLOWS_FROM", "traceID": link["traceId"]}
+        references.append(reference | {"spanID": link["spanId"]})
     logs = []
     for event in span.get("events", []):
         name = {"key": "event", "type": "string", "value": event["name"]}

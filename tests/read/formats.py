@@ -150,10 +150,14 @@ def pascal_frame(spans: Sequence[Json], resource: Json) -> pl.DataFrame:
             ]
             for one in spans
         ],
+        "Links.TraceId": [[link["traceId"] for link in one.get("links", [])] for one in spans],
+        "Links.SpanId": [[link["spanId"] for link in one.get("links", [])] for one in spans],
     }
     return pl.DataFrame(
         columns,
         schema_overrides={
+            "Links.TraceId": pl.List(pl.String),
+            "Links.SpanId": pl.List(pl.String),
             "ResourceAttributes": PASCAL_ENTRIES,
             "SpanAttributes": PASCAL_ENTRIES,
             "Duration": pl.UInt64,

@@ -92,6 +92,7 @@ FIELDS = (
     "endTimeUnixNano",
     "status",
     "events",
+    "links",
 )
 
 

@@ -61,7 +61,7 @@ def rows_schema(vocabulary: Vocabulary) -> str:
     parts = [
         __version__, ROWS_FORMAT, sorted(vocabulary.span.items()),
         sorted(vocabulary.resource.items()), sorted(vocabulary.event.items()),
-        sorted(vocabulary.event_names),
+        sorted(vocabulary.event_names), sorted(vocabulary.link_names),
     ]  # fmt: skip
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 

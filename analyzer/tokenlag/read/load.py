@@ -15,6 +15,7 @@ from tokenlag.read.dialects import (
     DIALECTS,
     PACKAGE,
     event_names,
+    link_names,
     resource_columns,
     script_names,
     span_columns,
@@ -25,7 +26,7 @@ from tokenlag.read.reading import ReadResult, read_spans
 from tokenlag.read.spans import CORE_SCHEMA, RowFiles, span_schema
 from tokenlag.read.stores import is_store
 from tokenlag.read.stores.asked import Asked
-from tokenlag.read.vocabulary import RESOURCE_PREFIX, Vocabulary
+from tokenlag.read.vocabulary import LINK_SPAN_ID, LINK_TRACE_ID, RESOURCE_PREFIX, Vocabulary
 from tokenlag.store.cache import Cache
 from tokenlag.store.connection import Store, sql_identifier, sql_literal, sql_string_list
 
@@ -43,6 +44,7 @@ def vocabulary() -> Vocabulary:
         span=dict(span_columns().values()),
         resource=dict(resource_columns().values()),
         event_names=event_names(),
+        link_names=link_names(),
     )
 
 
@@ -260,7 +262,9 @@ def _make_views(
     else:
         store.execute(
             "create or replace view staging.span_events as select null::varchar as trace_id, "
-            "null::varchar as span_id, null::bigint as time_ns, null::varchar as name where false"
+            "null::varchar as span_id, null::bigint as time_ns, null::varchar as name, "
+            f"null::varchar as {sql_identifier(LINK_TRACE_ID)}, "
+            f"null::varchar as {sql_identifier(LINK_SPAN_ID)} where false"
         )
 
 

@@ -22,6 +22,7 @@ class Setup(msgspec.Struct, frozen=True):
     resource: dict[str, str]
     event_names: list[str]
     event: dict[str, str]
+    link_names: list[str]
 
     @staticmethod
     def of(out_dir: Path, prefix: str, vocabulary: Vocabulary) -> Setup:
@@ -33,11 +34,18 @@ class Setup(msgspec.Struct, frozen=True):
             dict(vocabulary.resource),
             sorted(vocabulary.event_names),
             dict(vocabulary.event),
+            sorted(vocabulary.link_names),
         )
 
     def vocabulary(self) -> Vocabulary:
         """Returns the vocabulary again."""
-        return Vocabulary(self.span, self.resource, frozenset(self.event_names), self.event)
+        return Vocabulary(
+            self.span,
+            self.resource,
+            frozenset(self.event_names),
+            self.event,
+            frozenset(self.link_names),
+        )
 
 
 class Job(msgspec.Struct, frozen=True):

@@ -38,6 +38,8 @@ PASCAL_SPAN: Final = (
     "statuscode",
 )
 PASCAL_EVENTS: Final = ("eventstimestamp", "eventsname", "eventsattributes")
+PASCAL_LINKS: Final = ("linkstraceid", "linksspanid")
+_PASCAL_READ: Final = frozenset({*PASCAL_SPAN, *PASCAL_EVENTS, *PASCAL_LINKS})
 _MAX_NAMED: Final = 4
 HINT: Final = (
     "Parquet is read with the columns that this program writes, or those of the OpenTelemetry "
@@ -94,7 +96,7 @@ def parquet_parts(path: Path, name: str) -> list[tuple[int, int]]:
     footer, layout = checked_footer(path, name)
     read = set(footer.columns)
     if layout == PASCAL:
-        read = {one for one in read if folded(one) in {*PASCAL_SPAN, *PASCAL_EVENTS}}
+        read = {one for one in read if folded(one) in _PASCAL_READ}
     check_pages(path, name, footer, read)
     if layout != PASCAL:
         return [(0, footer.n_rows)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tokenlag.read.vocabulary import RESOURCE_PREFIX, Vocabulary
+from tokenlag.read.vocabulary import LINK_SPAN_ID, LINK_TRACE_ID, RESOURCE_PREFIX, Vocabulary
 
 if TYPE_CHECKING:
     import polars as pl
@@ -58,8 +58,10 @@ def span_schema(vocabulary: Vocabulary) -> Schema:
 
 
 def event_schema(vocabulary: Vocabulary) -> Schema:
-    """Returns the columns of every event file: ids, time, name, then the declared keys."""
+    """Returns the columns of every event file: ids, time, name, declared keys, a link's ids."""
     types = EVENT_SCHEMA | dict(vocabulary.event)
+    if vocabulary.link_names:
+        types |= {LINK_TRACE_ID: "str", LINK_SPAN_ID: "str"}
     return {name: dtype(kind) for name, kind in types.items()}
 
 

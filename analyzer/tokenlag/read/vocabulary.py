@@ -16,6 +16,10 @@ ValueType = Literal["str", "int", "float", "bool", "int[]", "str[]"]
 VALUE_TYPES: Final[frozenset[str]] = frozenset(get_args(ValueType))
 
 RESOURCE_PREFIX: Final = "resource."
+# A link is kept as an event of this name, at its span's start.
+LINK: Final = "link"
+LINK_TRACE_ID, LINK_SPAN_ID = "link.trace_id", "link.span_id"
+MAX_LINKS: Final = 16  # of one span
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Vocabulary:
         resource: resource attributes. Each becomes a column `resource.<key>`.
         event_names: the span events to keep; no other event becomes a row.
         event: attributes of those events.
+        link_names: names of spans whose links are kept; no other span's are.
 
     Raises:
         ValueError: a type that is not one of `VALUE_TYPES`.
@@ -36,6 +41,7 @@ class Vocabulary:
     resource: Mapping[str, str] = field(default_factory=dict)
     event_names: frozenset[str] = frozenset()
     event: Mapping[str, str] = field(default_factory=dict)
+    link_names: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         for kind in (self.span, self.resource, self.event):
@@ -54,12 +60,14 @@ class Vocabulary:
         resource: dict[str, str] = {}
         event: dict[str, str] = {}
         event_names: set[str] = set()
+        link_names: set[str] = set()
         for vocabulary in vocabularies:
             _merge(span, vocabulary.span)
             _merge(resource, vocabulary.resource)
             _merge(event, vocabulary.event)
             event_names |= vocabulary.event_names
-        return Vocabulary(span, resource, frozenset(event_names), event)
+            link_names |= vocabulary.link_names
+        return Vocabulary(span, resource, frozenset(event_names), event, frozenset(link_names))
 
 
 def _merge(into: dict[str, str], more: Mapping[str, str]) -> None:

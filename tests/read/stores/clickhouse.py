@@ -133,6 +133,10 @@ def row_of(span: Json, resource: Sequence[Json], scope: str, variant: str) -> Js
         ],
         "Events.Name": [e["name"] for e in events],
         "Events.Attributes": [held_of(e.get("attributes", []), variant) for e in events],
+        "Links.TraceId": [link["traceId"] for link in span.get("links", [])],
+        "Links.SpanId": [link["spanId"] for link in span.get("links", [])],
+        "Links.TraceState": ["" for _ in span.get("links", [])],
+        "Links.Attributes": [{} for _ in span.get("links", [])],
     }
     if variant == OLD:
         row["SpanAttributes"] = held | {"otel.scope.name": scope}

@@ -28,6 +28,7 @@ class Dialect:
         keys: column name → (attribute key, type) for keys outside the conventions.
         resource_keys: the same for resource attributes; columns get `res_` before them.
         event_names: span events that the script reads.
+        link_names: names of spans whose links the script reads, as events named `link`.
         span_names: an RE2 pattern that some span's name matches if the dialect is there at
             all; without such a name the scripts are not run. None: always run.
     """
@@ -38,6 +39,7 @@ class Dialect:
     keys: dict[str, tuple[str, str]] = field(default_factory=dict)
     resource_keys: dict[str, tuple[str, str]] = field(default_factory=dict)
     event_names: frozenset[str] = frozenset()
+    link_names: frozenset[str] = frozenset()
     span_names: str | None = None
 
 
@@ -143,7 +145,7 @@ DIALECTS: Final[tuple[Dialect, ...]] = (
     Dialect(
         "tgi",
         4,
-        ("tgi.sql",),
+        ("tgi.sql", "tgi_batches.sql"),
         keys={  # durations and counts as Rust prints them
             "tgi_validation_time": ("validation_time", "str"),
             "tgi_queue_time": ("queue_time", "str"),
@@ -151,7 +153,9 @@ DIALECTS: Final[tuple[Dialect, ...]] = (
             "tgi_time_per_token": ("time_per_token", "str"),
             "tgi_prompt_tokens": ("prompt_tokens", "str"),
             "tgi_generated_tokens": ("generated_tokens", "str"),
+            "tgi_batch_size": ("batch_size", "int"),
         },
+        link_names=frozenset({"infer"}),
         span_names="^(generate|generate_stream|completions|chat_completions|compat_generate)$",
     ),
     Dialect(
@@ -205,6 +209,11 @@ def resource_columns() -> dict[str, tuple[str, str]]:
 def event_names() -> frozenset[str]:
     """Names of span events that some dialect reads."""
     return frozenset().union(*(dialect.event_names for dialect in DIALECTS))
+
+
+def link_names() -> frozenset[str]:
+    """Names of spans whose links some dialect reads."""
+    return frozenset().union(*(dialect.link_names for dialect in DIALECTS))
 
 
 def script_names() -> dict[str, str | int]:

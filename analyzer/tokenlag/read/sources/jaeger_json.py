@@ -15,7 +15,7 @@ import msgspec
 from tokenlag.read.messages import Seen
 from tokenlag.read.sources.otlp_json import LARGE_BYTES, MAX_OBJECTS, TextError
 from tokenlag.read.sources.otlp_series import KIND_NAMES
-from tokenlag.read.sources.otlp_types import Event, KeyValue, Resource, Span, Status
+from tokenlag.read.sources.otlp_types import Event, KeyValue, Link, Resource, Span, Status
 from tokenlag.read.sources.plain_values import (
     NS_PER_US,
     SPAN_ID_DIGITS,
@@ -162,6 +162,7 @@ class SpanMaker:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._declared = frozenset(vocabulary.span)
         self._event_names = vocabulary.event_names
+        self._link_names = vocabulary.link_names
 
     def make(self, node: Node) -> tuple[str | None, Span]:
         """Returns the scope's name and the span."""
@@ -197,6 +198,7 @@ class SpanMaker:
             attributes=attributes,
             status=Status(code),
             events=[self._event(log) for log in node.logs or ()] if self._event_names else None,
+            links=_links_of(node) if node.operation in self._link_names else None,
         )
         return scope, span
 
@@ -247,6 +249,18 @@ def _parent_of(node: Node) -> str | None:
         if reference.ref_type in (_CHILD_OF, None):
             return reference.span_id
     return mine[0].span_id if mine else node.parent_id
+
+
+def _links_of(node: Node) -> list[Link]:
+    """What the span follows; a parent is none."""
+    return [
+        Link(
+            padded_id(one.trace_id or node.trace_id, TRACE_ID_DIGITS),
+            padded_id(one.span_id, SPAN_ID_DIGITS),
+        )
+        for one in node.references or ()
+        if one.ref_type not in (_CHILD_OF, None)
+    ]
 
 
 def _process_key(process: Process | None) -> Any:

@@ -29,10 +29,17 @@ from tokenlag.read.sources.otlp_series import (
     times,
 )
 from tokenlag.read.sources.otlp_taken import Values
-from tokenlag.read.sources.otlp_types import KeyValue, Resource, Span
+from tokenlag.read.sources.otlp_types import AnyValue, KeyValue, Resource, Span
 from tokenlag.read.sources.otlp_values import CONVERTERS, is_empty
 from tokenlag.read.spans import dtype
-from tokenlag.read.vocabulary import RESOURCE_PREFIX, Vocabulary
+from tokenlag.read.vocabulary import (
+    LINK,
+    LINK_SPAN_ID,
+    LINK_TRACE_ID,
+    MAX_LINKS,
+    RESOURCE_PREFIX,
+    Vocabulary,
+)
 
 SPANS_PER_TAKE: Final = 512
 SPANS_PER_FRAME: Final = 32_768
@@ -115,7 +122,12 @@ class Columns:
         self._losses = Losses()
         self._values = Values(vocabulary.span)
         self._resource_values = Values(vocabulary.resource)
-        self._event_values = Values(vocabulary.event)
+        self._event_values = Values(
+            {
+                **vocabulary.event,
+                **({LINK_TRACE_ID: "str", LINK_SPAN_ID: "str"} if vocabulary.link_names else {}),
+            }
+        )
         self._groups: dict[int, dict[tuple[Any, ...], list[Span]]] = {}
         self._keys_of: dict[tuple[Any, ...], tuple[str, ...]] = {}
         self._n_grouped = 0
@@ -199,6 +211,8 @@ class Columns:
                 self._rows_for(self._keys(shape), len(spans)).take(origin, spans)
                 if self._vocabulary.event_names:
                     self._take_events(spans)
+                if self._vocabulary.link_names:
+                    self._take_links(spans)
         self._n_rows += self._n_grouped
         self._groups = {}
         self._n_grouped = 0
@@ -235,6 +249,23 @@ class Columns:
                     lists.span_ids.append(span.span_id)
                     lists.times.append(event.time_unix_nano)
                     lists.names.append(event.name)
+
+    def _take_links(self, spans: list[Span]) -> None:
+        names = self._vocabulary.link_names
+        lists = self._events
+        for span in spans:
+            if not span.links or span.name not in names:
+                continue
+            for link in span.links[:MAX_LINKS]:
+                told = [
+                    KeyValue(LINK_TRACE_ID, AnyValue(string_value=link.trace_id)),
+                    KeyValue(LINK_SPAN_ID, AnyValue(string_value=link.span_id)),
+                ]
+                lists.values.take_one(told, len(lists.names))
+                lists.trace_ids.append(span.trace_id)
+                lists.span_ids.append(span.span_id)
+                lists.times.append(span.start_time_unix_nano)
+                lists.names.append(LINK)
 
     def _frame(self) -> pl.DataFrame:
         parts = [(shape.rows, shape.series()) for shape in self._shapes.values()]
@@ -293,12 +324,16 @@ class Columns:
         lists = self._events
         if not lists.names:
             return pl.DataFrame()
+        values = lists.values.series(len(lists.names))
+        for key, n_bytes in ((LINK_TRACE_ID, TRACE_ID_BYTES), (LINK_SPAN_ID, SPAN_ID_BYTES)):
+            if key in values:
+                values[key] = hex_ids(key, values[key].to_list(), n_bytes)
         columns = [
             hex_ids("trace_id", lists.trace_ids, TRACE_ID_BYTES),
             hex_ids("span_id", lists.span_ids, SPAN_ID_BYTES),
             times("time_ns", lists.times),
             pl.Series("name", lists.names, dtype=pl.String),
-            *lists.values.series(len(lists.names)).values(),
+            *values.values(),
         ]
         return pl.DataFrame(columns).drop_nulls(["trace_id", "span_id"])
 

@@ -19,6 +19,7 @@ from tokenlag.read.sources.otlp_types import (
     Event,
     Export,
     KeyValue,
+    Link,
     Present,
     Resource,
     ResourceSpans,
@@ -159,6 +160,10 @@ def _span(item: dict[str, Any]) -> Span:
                 attributes=_attributes(event.get("attributes")),
             )
             for event in events
+        ],
+        links=[
+            Link(_text(_pick(link, "traceId", "trace_id")), _text(_pick(link, "spanId", "span_id")))
+            for link in _dicts(item.get("links"))
         ],
     )
 

@@ -17,7 +17,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import TracesData
 from tokenlag.read.messages import Bad, Job, Report, note_bad
 from tokenlag.read.sources import proto_frames
 from tokenlag.read.sources.otlp_json import OtlpJsonReader, TextError
-from tokenlag.read.sources.otlp_types import Event, KeyValue, Resource, Span, Status
+from tokenlag.read.sources.otlp_types import Event, KeyValue, Link, Resource, Span, Status
 from tokenlag.read.sources.proto_columns import Block, ProtoColumns
 from tokenlag.read.sources.proto_frames import MAX_MESSAGE_BYTES, ZSTD_MAGIC, FrameError
 from tokenlag.read.sources.proto_signal import EMPTY, TRACES, signal_of, unwrapped
@@ -135,6 +135,7 @@ def _span(span: ProtoSpan) -> Span:
             Event(event.name, event.time_unix_nano, _attributes(event.attributes))
             for event in span.events
         ],
+        links=[Link(link.trace_id.hex(), link.span_id.hex()) for link in span.links],
     )
 
 

@@ -53,8 +53,15 @@ class Event(msgspec.Struct, gc=False, rename="camel"):
     attributes: list[KeyValue] | None = None
 
 
+class Link(msgspec.Struct, gc=False, rename="camel"):
+    """Another span that a span names; its attributes and state are never read."""
+
+    trace_id: str | None = None
+    span_id: str | None = None
+
+
 class Span(msgspec.Struct, gc=False, rename="camel"):
-    """A span without its events, links, flags and trace state."""
+    """A span without its flags and trace state."""
 
     trace_id: str = ""
     span_id: str = ""
@@ -66,6 +73,7 @@ class Span(msgspec.Struct, gc=False, rename="camel"):
     attributes: list[KeyValue] | None = None
     status: Status | None = None
     events: list[Event] | None = None
+    links: list[Link] | None = None
 
 
 class Scope(msgspec.Struct, gc=False):

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 import polars as pl
 
-from tokenlag.read.parquet_parts import PASCAL_EVENTS, PASCAL_SPAN, folded
+from tokenlag.read.parquet_parts import PASCAL_EVENTS, PASCAL_LINKS, PASCAL_SPAN, folded
 from tokenlag.read.sources.otlp_series import (
     KIND_NAMES,
     SPAN_ID_BYTES,
@@ -27,7 +27,7 @@ from tokenlag.read.sources.otlp_values import CONVERTERS, is_empty
 from tokenlag.read.sources.plain_values import plain_value
 from tokenlag.read.sources.sink import Sink
 from tokenlag.read.spans import dtype
-from tokenlag.read.vocabulary import RESOURCE_PREFIX
+from tokenlag.read.vocabulary import LINK, LINK_SPAN_ID, LINK_TRACE_ID, MAX_LINKS, RESOURCE_PREFIX
 
 _SERVICE_KEY: Final = "service.name"
 _ENTRIES: Final = pl.List(pl.Struct({"key": pl.String, "value": pl.String}))
@@ -44,6 +44,7 @@ class MappedRows:
     def __init__(self, schema: Mapping[str, pl.DataType], sink: Sink) -> None:
         self._sink = sink
         wanted = (*PASCAL_SPAN, *PASCAL_EVENTS) if sink.vocabulary.event_names else PASCAL_SPAN
+        wanted = (*wanted, *PASCAL_LINKS) if sink.vocabulary.link_names else wanted
         names = {folded(name): name for name in schema}
         self._names = {one: names[one] for one in wanted if one in names}
         self.columns = list(self._names.values())
@@ -86,6 +87,9 @@ class MappedRows:
         columns += [column.alias(RESOURCE_PREFIX + key) for key, column in resource.items()]
         frame = pl.DataFrame(columns)
         events = self._events(there, trace_ids, span_ids)
+        links = self._links(there, frame.select("trace_id", "span_id", "start_ns", "name"))
+        if links.height:
+            events = pl.concat([events, links], how="diagonal") if events.height else links
         good = trace_ids.is_not_null() & span_ids.is_not_null()
         if not good.all():
             losses.n_without_ids += n_rows - int(good.sum())
@@ -131,6 +135,30 @@ class MappedRows:
             found = attribute_columns(frame["held"], vocabulary.event, frame.height, unconvertible)
             frame = frame.drop("held").hstack(list(found.values()))
         return frame
+
+    def _links(self, there: Mapping[str, pl.Series], spans: pl.DataFrame) -> pl.DataFrame:
+        """The links of the spans whose are wanted, the first few of each, as events."""
+        if not set(PASCAL_LINKS) <= there.keys():
+            return pl.DataFrame()
+        names, ids = sorted(self._sink.vocabulary.link_names), (LINK_TRACE_ID, LINK_SPAN_ID)
+        frame = spans.with_columns(
+            there[one].alias(key) for one, key in zip(PASCAL_LINKS, ids, strict=True)
+        ).filter(pl.col("name").is_in(names))
+        frame = frame.filter(pl.col(ids[0]).list.len() == pl.col(ids[1]).list.len())
+        frame = frame.with_columns(pl.col(*ids).list.head(MAX_LINKS)).filter(
+            pl.col(ids[0]).list.len() > 0
+        )
+        frame = frame.explode(*ids).drop_nulls(["trace_id", "span_id"])
+        if not frame.height:
+            return pl.DataFrame()
+        return frame.select(
+            "trace_id",
+            "span_id",
+            pl.col("start_ns").alias("time_ns"),
+            pl.lit(LINK).alias("name"),
+            _ids(ids[0], frame[ids[0]], TRACE_ID_BYTES),
+            _ids(ids[1], frame[ids[1]], SPAN_ID_BYTES),
+        )
 
 
 def attribute_columns(

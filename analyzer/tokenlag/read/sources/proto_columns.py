@@ -18,6 +18,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource as ProtoResour
 from tokenlag.read.messages import Losses
 from tokenlag.read.sources.otlp_series import SPAN_ID_BYTES, TRACE_ID_BYTES
 from tokenlag.read.sources.otlp_values import CONVERTERS, is_empty
+from tokenlag.read.sources.proto_series import codes, ids, placed, texts, times
 from tokenlag.read.sources.proto_values import any_value
 from tokenlag.read.sources.proto_wire import (
     KEY_TAG,
@@ -30,7 +31,14 @@ from tokenlag.read.sources.proto_wire import (
     gather,
 )
 from tokenlag.read.spans import dtype
-from tokenlag.read.vocabulary import RESOURCE_PREFIX, Vocabulary
+from tokenlag.read.vocabulary import (
+    LINK,
+    LINK_SPAN_ID,
+    LINK_TRACE_ID,
+    MAX_LINKS,
+    RESOURCE_PREFIX,
+    Vocabulary,
+)
 
 # Tags: field number and wire type.
 _RESOURCE_SPANS: Final = 0x0A
@@ -38,8 +46,9 @@ _RESOURCE, _SCOPE_SPANS = 0x0A, 0x12
 _SCOPE, _SPANS = 0x0A, 0x12
 _SCOPE_NAME: Final = 0x0A
 _TRACE_ID, _SPAN_ID, _PARENT_ID, _NAME, _KIND = 0x0A, 0x12, 0x22, 0x2A, 0x30
-_START, _END, _ATTRIBUTES, _EVENTS, _STATUS = 0x39, 0x41, 0x4A, 0x5A, 0x7A
+_START, _END, _ATTRIBUTES, _EVENTS, _LINKS, _STATUS = 0x39, 0x41, 0x4A, 0x5A, 0x6A, 0x7A
 _CODE: Final = 0x18
+_LINK_TRACE_ID, _LINK_SPAN_ID = 0x0A, 0x12
 _EVENT_TIME, _EVENT_NAME, _EVENT_ATTRIBUTES = 0x09, 0x12, 0x1A
 _TEXT, _TRUTH, _WHOLE, _NUMBER, _ARRAY = 0x0A, 0x10, 0x18, 0x21, 0x2A
 _ARRAY_VALUES: Final = 0x0A
@@ -52,7 +61,6 @@ _PLAIN_TAGS: Final = {
     "str[]": _ARRAY,
 }
 _MAX_KIND, _MAX_CODE = 5, 2
-_HEX: Final = np.frombuffer(b"".join(b"%02x" % byte for byte in range(256)), np.uint16)
 
 
 class ProtoColumns:
@@ -81,18 +89,19 @@ class ProtoColumns:
         n_spans = len(spans.owner)
         known = (_TRACE_ID, _SPAN_ID, _PARENT_ID, _NAME, _KIND, _START, _END, _STATUS, _ATTRIBUTES)
         wanted = (*known, _EVENTS) if self._vocabulary.event_names else known
+        wanted = (*wanted, _LINKS) if self._vocabulary.link_names else wanted
         parts = buffer.parts(spans.begin, spans.end, wanted)
         for tag in known[:-1]:
             _check_single(gather(parts, tag), n_spans)
         losses = Losses()
         columns = [
-            _ids("trace_id", buffer, gather(parts, _TRACE_ID), n_spans, TRACE_ID_BYTES),
-            _ids("span_id", buffer, gather(parts, _SPAN_ID), n_spans, SPAN_ID_BYTES),
-            _ids("parent_id", buffer, gather(parts, _PARENT_ID), n_spans, SPAN_ID_BYTES),
+            ids("trace_id", buffer, gather(parts, _TRACE_ID), n_spans, TRACE_ID_BYTES),
+            ids("span_id", buffer, gather(parts, _SPAN_ID), n_spans, SPAN_ID_BYTES),
+            ids("parent_id", buffer, gather(parts, _PARENT_ID), n_spans, SPAN_ID_BYTES),
             texts("name", buffer, gather(parts, _NAME), n_spans).fill_null(""),
-            _codes("kind", buffer, gather(parts, _KIND), n_spans, _MAX_KIND),
-            _times("start_ns", buffer, gather(parts, _START), n_spans),
-            _times("end_ns", buffer, gather(parts, _END), n_spans),
+            codes("kind", buffer, gather(parts, _KIND), n_spans, _MAX_KIND),
+            times("start_ns", buffer, gather(parts, _START), n_spans),
+            times("end_ns", buffer, gather(parts, _END), n_spans),
             self._status(buffer, gather(parts, _STATUS), n_spans),
         ]
         attributes = gather(parts, _ATTRIBUTES)
@@ -101,6 +110,9 @@ class ProtoColumns:
         )
         frame = pl.DataFrame(columns).hstack(self._origins(block, source))
         events = self._events(buffer, gather(parts, _EVENTS), columns, losses)
+        links = self._links(buffer, gather(parts, _LINKS), columns)
+        if links.height:
+            events = pl.concat([events, links], how="diagonal") if events.height else links
         good = columns[0].is_not_null() & columns[1].is_not_null()
         if not good.all():
             losses.n_without_ids += n_spans - int(good.sum())
@@ -111,12 +123,10 @@ class ProtoColumns:
         return frame, events
 
     def _status(self, buffer: Buffer, part: Part, n_spans: int) -> pl.Series:
-        codes = gather(buffer.parts(part.begin, part.end, [_CODE]), _CODE)
-        _check_single(codes, len(part.owner))
-        owner = part.owner[codes.owner]
-        return _codes(
-            "status_code", buffer, Part(owner, codes.begin, codes.end), n_spans, _MAX_CODE
-        )
+        told = gather(buffer.parts(part.begin, part.end, [_CODE]), _CODE)
+        _check_single(told, len(part.owner))
+        owner = part.owner[told.owner]
+        return codes("status_code", buffer, Part(owner, told.begin, told.end), n_spans, _MAX_CODE)
 
     def _origins(self, block: Block, source: str) -> pl.DataFrame:
         """Source, scope and resource of each span; nothing of what no origin says."""
@@ -183,11 +193,41 @@ class ProtoColumns:
             [
                 columns[0][owner],
                 columns[1][owner],
-                _times("time_ns", buffer, gather(parts, _EVENT_TIME), n_events),
+                times("time_ns", buffer, gather(parts, _EVENT_TIME), n_events),
                 texts("name", buffer, gather(parts, _EVENT_NAME), n_events),
                 *_attributes(
                     buffer, attributes, n_events, self._event_keys, self._vocabulary.event, losses
                 ),
+            ]
+        )
+        return frame.drop_nulls(["trace_id", "span_id"])
+
+    def _links(self, buffer: Buffer, part: Part, columns: list[pl.Series]) -> pl.DataFrame:
+        """The links of the spans whose are wanted, the first few of each, as events."""
+        if not len(part.owner):
+            return pl.DataFrame()
+        is_named = columns[3].is_in(sorted(self._vocabulary.link_names)).to_numpy()
+        wanted = np.flatnonzero(is_named[part.owner])
+        wanted = wanted[np.lexsort((part.begin[wanted], part.owner[wanted]))]
+        owner = part.owner[wanted]
+        rank = np.arange(len(owner)) - np.searchsorted(owner, owner)
+        wanted, owner = wanted[rank < MAX_LINKS], owner[rank < MAX_LINKS]
+        n_links = len(wanted)
+        if not n_links:
+            return pl.DataFrame()
+        tags = (_LINK_TRACE_ID, _LINK_SPAN_ID)
+        parts = buffer.parts(part.begin[wanted], part.end[wanted], tags)
+        for tag in tags:
+            _check_single(gather(parts, tag), n_links)
+        trace_ids, span_ids = (gather(parts, tag) for tag in tags)
+        frame = pl.DataFrame(
+            [
+                columns[0][owner],
+                columns[1][owner],
+                columns[5][owner].alias("time_ns"),
+                pl.Series("name", [LINK]).new_from_index(0, n_links),
+                ids(LINK_TRACE_ID, buffer, trace_ids, n_links, TRACE_ID_BYTES),
+                ids(LINK_SPAN_ID, buffer, span_ids, n_links, SPAN_ID_BYTES),
             ]
         )
         return frame.drop_nulls(["trace_id", "span_id"])
@@ -245,78 +285,6 @@ def _check_single(part: Part, n_owners: int) -> None:
     """A field that came twice in one message takes the last value, or is merged."""
     if not _is_single(part.owner, n_owners):
         raise UnusualError("a field that came twice")
-
-
-def _ids(name: str, buffer: Buffer, part: Part, n_rows: int, n_bytes: int) -> pl.Series:
-    length = part.end - part.begin
-    if not ((length == 0) | (length == n_bytes)).all():
-        raise UnusualError("an id of another length")
-    words = [buffer.words(part.begin + at) for at in range(0, n_bytes, 8)]
-    is_set = (length > 0) & np.any([word != 0 for word in words], axis=0)
-    digits = _HEX[np.stack(words, axis=1)[is_set].view(np.uint8)].tobytes()
-    begin = np.arange(int(is_set.sum())) * (2 * n_bytes)
-    return _spread(
-        _cut(name, digits, begin, begin + 2 * n_bytes, buffer), part.owner[is_set], n_rows
-    )
-
-
-def _cut(name: str, data: bytes, begin: Int64s, end: Int64s, buffer: Buffer) -> pl.Series:
-    """Strings out of one piece of bytes."""
-    pieces = [data[at:to] for at, to in zip(begin.tolist(), end.tolist(), strict=True)]
-    try:
-        return pl.Series(name, pieces, dtype=pl.Binary).cast(pl.String)
-    except pl.exceptions.PolarsError:
-        buffer.is_repaired = True
-        repaired = [piece.decode("utf-8", "replace") for piece in pieces]
-        return pl.Series(name, repaired, dtype=pl.String)
-
-
-def _spread(column: pl.Series, owner: Int64s, n_rows: int) -> pl.Series:
-    """Values at their rows, NULL at the others."""
-    if len(owner) == n_rows and (owner[1:] > owner[:-1]).all():
-        return column
-    none = pl.Series(column.name, [None], dtype=column.dtype)
-    if not len(owner):
-        return none.new_from_index(0, n_rows)
-    of_row = np.zeros(n_rows, np.uint32)
-    of_row[owner] = np.arange(len(owner), dtype=np.uint32)
-    return _where_met(column.gather(pl.Series(of_row)), owner, none)
-
-
-def _placed(name: str, values: Any, owner: Int64s, n_rows: int) -> pl.Series:
-    """Numbers at their rows, NULL at the others."""
-    column = np.zeros(n_rows, values.dtype)
-    column[owner] = values
-    placed = pl.Series(name, column)
-    return _where_met(placed, owner, pl.Series(name, [None], dtype=placed.dtype))
-
-
-def _where_met(column: pl.Series, owner: Int64s, none: pl.Series) -> pl.Series:
-    is_met = np.zeros(len(column), bool)
-    is_met[owner] = True
-    return column if is_met.all() else column.zip_with(pl.Series(is_met), none)
-
-
-def texts(name: str, buffer: Buffer, part: Part, n_rows: int) -> pl.Series:
-    """Returns a column of strings."""
-    return _spread(_cut(name, buffer.data, part.begin, part.end, buffer), part.owner, n_rows)
-
-
-def _codes(name: str, buffer: Buffer, part: Part, n_rows: int, most: int) -> pl.Series:
-    """An enum: absent is 0, as protobuf means it; unknown is NULL."""
-    values = np.zeros(n_rows, np.int64)
-    values[part.owner] = buffer.varints(part.begin)[0]
-    column = pl.Series(name, values)
-    known = (column >= 0) & (column <= most)
-    return column.set(~known, None).cast(pl.Int8) if not known.all() else column.cast(pl.Int8)
-
-
-def _times(name: str, buffer: Buffer, part: Part, n_rows: int) -> pl.Series:
-    values = np.zeros(n_rows, np.int64)
-    values[part.owner] = buffer.words(part.begin).view(np.int64)
-    column = pl.Series(name, values)
-    unset = column <= 0  # as is what lies beyond 63 bits
-    return column.set(unset, None) if unset.any() else column
 
 
 def _attributes(
@@ -392,7 +360,7 @@ def _plain_column(
         values, behind = buffer.varints(begin)
         _check_whole(behind, part)
         held: Any = values if kind == "int" else values != 0
-        return _placed(key, held, part.owner, n_rows)
+        return placed(key, held, part.owner, n_rows)
     if kind == "float":
         _check_whole(begin + 8, part)
         numbers = buffer.doubles(begin)
@@ -400,7 +368,7 @@ def _plain_column(
         n_lost = len(numbers) - int(finite.sum())
         if n_lost:
             losses.unconvertible[key] = losses.unconvertible.get(key, 0) + n_lost
-        return _placed(key, numbers[finite], part.owner[finite], n_rows)
+        return placed(key, numbers[finite], part.owner[finite], n_rows)
     length, begin = buffer.varints(begin)
     _check_whole(begin + length, part)
     inner = Part(part.owner, begin, part.end)

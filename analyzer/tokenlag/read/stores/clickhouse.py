@@ -29,7 +29,7 @@ from tokenlag.read.stores.table import (
     sql,
     value_of,
 )  # fmt: skip
-from tokenlag.read.vocabulary import RESOURCE_PREFIX, Vocabulary
+from tokenlag.read.vocabulary import LINK, MAX_LINKS, RESOURCE_PREFIX, Vocabulary
 from tokenlag.times import NS_PER_S
 
 NS_PER_H: Final = 3600 * NS_PER_S
@@ -156,6 +156,9 @@ class Spans:
             "span_keys": list(self.vocabulary.span),
             "resource_keys": list(self.vocabulary.resource),
             "event_names": sorted(self.vocabulary.event_names),
+            "link_names": sorted(self.vocabulary.link_names),
+            "link": LINK,
+            "max_links": MAX_LINKS,
             "source": self.client.address.name,
         }
         return told | more
@@ -199,6 +202,11 @@ class Spans:
             if int(found["n_events"]):
                 path = out_dir / f"{prefix}-events.parquet"
                 self._events(pulled, which, asked | bounds, path)
+            if int(found["n_links"]):
+                path = out_dir / f"{prefix}-links.parquet"
+                statement = sql("link_rows", TABLE=self.table.name, WHICH=which)
+                self.client.parquet(statement, path, asked | bounds)
+                pulled.event_files.append(path)
             self._note_ids(pulled, int(found["n_without_ids"]))
         if n_steps:
             which = sql("of_steps", OF_ENGINES=self._of_engines)
@@ -234,6 +242,7 @@ class Spans:
     def _requests_found(self, which: str, asked: Mapping[str, Value]) -> Row:
         has_events = self.table.has_events and self.vocabulary.event_names
         n_events = "countIf(hasAny(`Events.Name`, {event_names:Array(String)}))"
+        n_links = "countIf(SpanName in {link_names:Array(String)} and notEmpty(`Links.TraceId`))"
         (row,) = self.client.rows(
             sql(
                 "requests_found",
@@ -241,6 +250,7 @@ class Spans:
                 SPAN_KEYS=self.table.keys(_SPAN),
                 RESOURCE_KEYS=self.table.keys(_RESOURCE),
                 N_EVENTS=n_events if has_events else "0",
+                N_LINKS=n_links if self.table.has_links and self.vocabulary.link_names else "0",
                 OF_REQUESTS=which,
             ),
             asked,

@@ -35,6 +35,7 @@ class Table:
         is_json: attributes are of type JSON and not maps of text.
         has_scope: a column has the scope's name; before 2024 it was an attribute.
         has_events: span events are kept.
+        has_links: links are kept.
         materialised: (attributes, key) → quoted column that has the value as text.
     """
 
@@ -43,6 +44,7 @@ class Table:
     is_json: bool
     has_scope: bool
     has_events: bool
+    has_links: bool
     materialised: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
     def keys(self, held: str) -> str:
@@ -116,6 +118,7 @@ def describe(client: Client, address: Address) -> Table:
         is_json=is_json,
         has_scope="ScopeName" in types,
         has_events={"Events.Name", "Events.Timestamp", "Events.Attributes"} <= types.keys(),
+        has_links={"Links.TraceId", "Links.SpanId"} <= types.keys(),
         materialised=materialised,
     )
 

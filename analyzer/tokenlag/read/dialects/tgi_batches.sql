@@ -1,0 +1,74 @@
+-- text-generation-inference's batches → engine steps with their members. A batch is what spans
+-- `infer` have links to; its own span, a trace by itself, tells its times and size where it is
+-- there. Nothing tells how long a prompt was, unless the request does: of a batch that took
+-- prompts of unknown length there is no step, but a hole in the indexes.
+
+create table staging.t_batch as
+with made as (
+    select t.batch, h.engine, min(t.start_ns) as start_ns, min(t.end_ns) as end_ns,
+        list(h.request_index order by h.request_index) filter (where t.turn <= t.n_prompt_turns) as prompts,
+        list((r.n_prompt // t.n_prompt_turns)::bigint order by h.request_index)
+            filter (where t.turn <= t.n_prompt_turns and r.n_prompt is not null) as prompt_tokens,
+        list((r.n_prompt // t.n_prompt_turns * (t.turn - 1))::bigint order by h.request_index)
+            filter (where t.turn <= t.n_prompt_turns and r.n_prompt is not null) as prompt_context,
+        list(h.request_index order by h.request_index) filter (where t.turn > t.n_prompt_turns) as decoding
+    from t_turn t join t_handle h using (rid) join t_request r using (rid)
+    group by t.batch, h.engine
+),
+own as (
+    select hash(trace_id, span_id) as batch, start_ns, end_ns, tgi_batch_size as n
+    from spans
+    where name = 'batch' and start_ns is not null and end_ns >= start_ns
+      and (select count(*) from t_turn) > 0
+)
+select m.batch, m.engine, coalesce(o.start_ns, m.start_ns) as start_ns, coalesce(o.end_ns, m.end_ns) as end_ns,
+    m.prompts, m.prompt_tokens, m.prompt_context, m.decoding,
+    coalesce(len(m.prompts), 0) as n_prompts, coalesce(len(m.decoding), 0) as n_decoding,
+    -- Requests that the batch had and no span here is of: they were not sampled, or are lost.
+    greatest(o.n - coalesce(len(m.prompts), 0) - coalesce(len(m.decoding), 0), 0) as n_others
+from made m left join own o using (batch);
+
+-- A server runs one batch after the other. Where they overlap, several servers have one name.
+create table staging.t_mixed as
+select engine
+from (
+    select engine, start_ns + 1_000_000 < max(end_ns) over (
+        partition by engine order by start_ns rows between unbounded preceding and 1 preceding) as is_over
+    from t_batch
+)
+group by engine
+having count(*) filter (where is_over) > 0.02 * count(*);
+
+create table staging.t_step as
+select *,
+    row_number() over (partition by engine order by start_ns, batch) - 1 as step_index,
+    n_prompts = 0 or (n_others = 0 and coalesce(len(prompt_tokens), 0) = n_prompts) as is_told
+from t_batch
+where engine not in (from t_mixed)
+  and engine not in (select engine_id from st_steps);  -- somebody else tells of its steps
+
+insert into st_steps by name
+select engine as engine_id, step_index, start_ns, end_ns,
+    prompts as prefill_requests, prompt_tokens as prefill_tokens, prompt_context as prefill_context,
+    n_decoding + coalesce(n_others, 0) as decode_count,
+    count(*) filter (where not is_told) over (partition by engine order by step_index) as n_skipped,
+    case when n_decoding > 0 and coalesce(n_others, 0) = 0 then list_aggregate(decoding, 'string_agg', ',') end as members
+from t_step qualify is_told;
+
+insert into st_notes
+select 'tgi_batches', 'tgi', count(*),
+    count(*) || ' batches of text-generation-inference took prompts of which nothing says how long they were: they are no steps'
+from t_step where not is_told having count(*) > 0
+union all
+select 'tgi_batches', 'tgi', count(*),
+    count(*) || ' batches of text-generation-inference had requests of which no span is here: who was in them is not known'
+from t_step where n_others > 0 having count(*) > 0
+union all
+select 'tgi_servers', engine, 1,
+    'batches of ' || engine || ' overlap: several servers have this name, so none of their batches is a step'
+from t_mixed
+union all
+select 'tgi_batches', 'tgi', count(*),
+    count(*) || ' batch spans of text-generation-inference are not used: nothing says which requests were in them'
+from spans where name = 'batch' and (select count(*) from t_turn) = 0 and (select count(*) from t_request) > 0
+having count(*) > 0;
