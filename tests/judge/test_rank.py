@@ -150,9 +150,11 @@ def test_a_rival_that_explains_as_much_makes_both_less_sure() -> None:
     assert small["b"] == even["b"] == even["a"]
 
 
-def test_a_consequence_a_weak_hit_and_the_same_culprit_are_no_rivals() -> None:
+def test_a_consequence_a_weak_hit_the_same_culprit_and_the_same_cause_are_no_rivals() -> None:
     assert stated(hit("a", 900.0, explains=["b"]), hit("b", 900.0)) == {"a": 0.9, "b": 0.9}
     assert stated(hit("a", 900.0), hit("b", 900.0, confidence=0.4))["a"] == 0.9
+    both = rank([hit("a", 900.0), hit("a", 800.0)])  # the same cause on two engines
+    assert [r.confidence for r in both] == [0.9, 0.9]
     one, two = hit("a", 900.0, culprits=("req-1",)), hit("b", 900.0, culprits=("req-1",))
     assert stated(one, two) == {"a": 0.9, "b": 0.9}
 

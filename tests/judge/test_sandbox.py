@@ -158,6 +158,13 @@ def test_where_follows_what_to_do(store: Path) -> None:
     )
 
 
+def test_where_may_hold_facts(store: Path) -> None:
+    start, end = GOOD.index("setting.vllm"), GOOD.index("\ncost =")
+    text = changed(GOOD[start:end], 'where = "in the {limit} of the router"')
+    (remedy,) = run(store, text).hits[0].remedies
+    assert remedy.do == "Raise the slot cap, in the slots of the router"
+
+
 def test_a_number_that_is_not_measured_leaves_a_blank(store: Path) -> None:
     text = detect("2 * count(*)}", "null::int}")
     (remedy,) = run(store, text, engine="vllm").hits[0].remedies

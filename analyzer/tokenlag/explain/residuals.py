@@ -26,10 +26,10 @@ def write_residuals(store: Store) -> None:
     rows = Columns(store, query("observed"))
     if rows.n_rows == 0:
         return
-    together.write_contexts(store, rows)
+    taxed = _write_tax(store, rows)
+    together.write_contexts(store, rows, ~taxed)
     _write_shifts(store, rows)
     _write_stoppages(store, rows)
-    taxed = _write_tax(store, rows)
     _write_ceilings(store, rows, taxed)
 
 
@@ -48,6 +48,7 @@ def _observed(rows: Columns, chosen: Bools) -> shift.Observed:
 def _write_shifts(store: Store, rows: Columns) -> None:
     window, engine = rows.objects("window_name"), rows.objects("engine_id")
     current = window == "current"
+    makes = Columns(store, query("makes"))
     engines = sorted(set(engine[current].tolist()))
     has_baseline = bool((window == "baseline").any())
     for name in engines:
@@ -55,10 +56,12 @@ def _write_shifts(store: Store, rows: Columns) -> None:
         if has_baseline:
             before = (window == "baseline") & (engine == name)
             # A baseline from elsewhere may name its engines otherwise: then all of it counts.
-            reference = before if before.sum() >= shift.MIN_STEPS else window == "baseline"
+            elsewhere = (window == "baseline") & _alike(rows, own, makes)
+            reference = before if before.sum() >= shift.MIN_STEPS else elsewhere
             basis = "baseline"
         elif len(engines) > 1:
-            reference, basis = current & (engine != name), "other engines"
+            reference = current & (engine != name) & _alike(rows, own, makes)
+            basis = "other engines"
         else:
             continue
         found = shift.find_shift(_observed(rows, reference), _observed(rows, own))
@@ -80,6 +83,24 @@ def _write_shifts(store: Store, rows: Columns) -> None:
                     },
                 },
             )  # fmt: skip
+
+
+def _alike(rows: Columns, own: Bools, makes: Columns) -> Bools:
+    """Steps of engines that are not known to be of another make than these.
+
+    Another model, accelerator, split of the layers or role has another price for the same batch.
+    """
+    epochs = makes.ints("epoch_key")
+    mine = np.isin(epochs, rows.ints("epoch_key")[own])
+    alike = np.ones(len(epochs), dtype=bool)
+    for name in makes.names:
+        if name == "epoch_key":
+            continue
+        told = makes.objects(name)
+        values = {value for value in told[mine].tolist() if value is not None}
+        if values:
+            alike &= np.array([value is None or value in values for value in told.tolist()])
+    return np.isin(rows.ints("epoch_key"), epochs[alike])
 
 
 def _write_stoppages(store: Store, rows: Columns) -> None:

@@ -246,6 +246,8 @@ def templates(rule: Rule) -> Iterator[tuple[str, str]]:
     for number, remedy in enumerate(rule.remedies):
         yield f"remedy[{number}].do", remedy.do
         yield f"remedy[{number}].cost", remedy.cost
+        if remedy.where:
+            yield f"remedy[{number}].where", remedy.where
         for engine, setting in remedy.setting.items():
             yield f"remedy[{number}].setting.{engine}", setting
 

@@ -67,13 +67,18 @@ def rank(hits: Sequence[RuleHit]) -> list[Ranked]:
 
 
 def _stated(hit: RuleHit, causes: Sequence[RuleHit], weight: Mapping[int, float]) -> float:
-    """The rule's confidence, less by what the heaviest rival weighs against it."""
+    """The rule's confidence, less by what the heaviest rival weighs against it.
+
+    The same cause on another engine is no rival.
+    """
     if not is_cause(hit):
         return confidence_of(hit)
     rivals = [
         weight[id(other)]
         for other in causes
-        if other is not hit and is_cause(other) and not _culprits(other) & _culprits(hit)
+        if other.rule.id != hit.rule.id
+        and is_cause(other)
+        and not _culprits(other) & _culprits(hit)
     ]
     if not rivals:
         return confidence_of(hit)

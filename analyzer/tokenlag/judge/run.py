@@ -324,7 +324,7 @@ def _worded(
     """One remedy for a known engine; for an unknown one, one for each default engine."""
     do = render(template.do, values)
     if template.where:
-        do = f"{do}, {template.where}"
+        do = f"{do}, {render(template.where, values)}"
     cost = render(template.cost, values) or None
     if engine is not None:
         names: Sequence[str] = (engine,)
