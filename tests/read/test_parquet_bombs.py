@@ -11,13 +11,15 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenlag.errors import InputError
 from tokenlag.read import parquet_pages
 from tokenlag.read.parquet_parts import parquet_parts
 from tokenlag.read.sources.frame_text import TextBudget, TooMuchTextError, text_bytes
 
 from tests.read.formats import varint
-from tests.read.otlp import read, rows_of
+from tests.read.otlp import read, rows_of, told_or_read
 from tests.read.parquet_bytes import (
     DELTA_BYTE_ARRAY,
     GZIP,
@@ -26,6 +28,7 @@ from tests.read.parquet_bytes import (
     parquet,
     spans,
 )
+from tests.read.test_parquet import FEW
 
 LIMIT_BYTES = 6 * 2**30  # of address space, most of which libraries reserve and never touch
 MEGABYTE = b"y" * 2**20
@@ -175,6 +178,19 @@ def test_a_footer_of_lists_in_lists_is_not_followed(tmp_path: Path) -> None:
     path.write_bytes(b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1")
     with pytest.raises(InputError, match="its footer makes no sense"):
         read(path, tmp_path / "out")
+
+
+@FEW
+@given(st.data())
+def test_damage_in_heads_and_footer_is_told_in_one_line(data: st.DataObject) -> None:
+    """Also where a field is of another type than it should be."""
+    text = bytearray(spans(3, Column("other", b"z")))
+    first = text.index(b"x", 40)  # the first page's head lies before it
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(4, 40) | st.integers(first, len(text) - 9))
+        text[at] = data.draw(st.integers(0, 255))
+    told, _ = told_or_read(bytes(text))
+    assert "\n" not in told
 
 
 def test_text_is_counted_wherever_it_is() -> None:

@@ -110,7 +110,7 @@ def read_footer(path: Path) -> Footer:
         data = file.read(n_footer)
     try:
         return _footer(Thrift(data).struct(0), n_bytes)
-    except (IndexError, KeyError, TypeError, ValueError, UnicodeDecodeError):
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         raise FooterError("the Parquet file is damaged: its footer makes no sense") from None
 
 

@@ -151,7 +151,7 @@ def _pages(file: IO[bytes], chunk: Chunk) -> Iterator[Page]:
             kind, n_packed = int(head[1]), int(head[3])
             told = head.get({_DATA: 5, _DICTIONARY: 7, _DATA_V2: 8}.get(kind, 0), {})
             page = Page(kind, int(told.get(1, 0)), int(head[2]), int(told.get(_ENCODING[kind], 0)))
-        except (KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, TypeError, ValueError):
             raise PageError(f'a page of its column "{chunk.leaf.column}" makes no sense') from None
         if min(page.n_values, page.n_bytes, n_packed) < 0:
             raise PageError(f'a page of its column "{chunk.leaf.column}" makes no sense')
