@@ -25,6 +25,8 @@ MATRIX = Path(__file__).with_name("matrix.txt")
 
 DAMAGED: dict[str, tuple[str, str, Damage]] = {
     "S02-lost-steps": ("S02", "mixed-2048", Damage(lost_step_frac=0.05)),
+    "S05-lost-requests": ("S05", "control", Damage(lost_request_frac=0.15)),
+    "S11-lost-requests": ("S11", "healthy", Damage(lost_request_frac=0.15)),
 }
 """Fixtures that are a recipe whose traces suffered on their way."""
 
@@ -37,10 +39,12 @@ JUDGED = (
     "gateway-adds-wait", "long-prompt-30k", "nightly-embedding", "outputs-grew", "overlap-two-deep",
     "peak-hour", "prompts-grew", "restart", "slow", "tab-completion",
     "S06", "S07", "S08", "S10", "S12", "context-grew", "grammar-wait", "network-in", "prefill-slow",
-    "slow-reader", "speculation", "step-tax", "tenant-flood",
+    "slow-reader", "speculation", "step-tax", "tenant-flood", "S05", "S09", "S11",
 )  # fmt: skip
-"""The recipes of the table. S09 needs a baseline, S05 and S11 are cut off with requests in flight:
-they are judged in tests of their own."""
+"""The recipes of the table."""
+
+AGAINST_TWIN = ("S09",)
+"""Recipes whose steps are slow from the first on: only a baseline can tell, their healthy twin."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +60,22 @@ class Fixture:
     @property
     def name(self) -> str:
         seed = "" if self.seed is None else f"-{self.seed}"
-        hurt = "" if self.damage == NO_DAMAGE else f"-lost{self.damage.lost_step_frac:g}"
+        lost = (self.damage.lost_step_frac, self.damage.lost_request_frac)
+        hurt = "" if self.damage == NO_DAMAGE else f"-lost{lost[0]:g}-{lost[1]:g}"
         return f"{self.recipe}-{self.variant}{seed}-{self.form}{hurt}"
 
     @property
     def truth(self) -> Truth:
         return load_recipe(self.recipe).variant(self.variant).truth
+
+    @property
+    def twin(self) -> Fixture | None:
+        """What it is compared with: nothing, or its healthy twin with another seed."""
+        if self.recipe not in AGAINST_TWIN:
+            return None
+        return Fixture(
+            self.recipe, load_recipe(self.recipe).control or "healthy", 1000 + (self.seed or 0)
+        )
 
 
 def all_fixtures() -> list[Fixture]:
@@ -97,7 +111,14 @@ class Lab:
     def diagnose(
         self, fixture: Fixture, baseline: Fixture | None = None, slo: str | None = None
     ) -> Diagnosis:
-        """The diagnosis, judged by the objective that the recipe's truth names."""
+        """The diagnosis, judged by the objective that the recipe's truth names.
+
+        Args:
+            fixture: what to diagnose.
+            baseline: what to compare with, if not with the fixture's twin.
+            slo: objectives, if not the truth's.
+        """
+        baseline = baseline or fixture.twin
         against = f"-against-{baseline.name}" if baseline else ""
         path = self.folder / f"{fixture.name}{against}.json"
         if not path.exists():

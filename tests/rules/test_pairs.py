@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from tokenlag.judge.diagnosis import Diagnosis
-from tokenlag.simulate.recipe import load_recipe
 
 from tests.rules.lab import Fixture, Lab, causes
 
@@ -23,11 +22,7 @@ PAIRS = [
 
 
 def diagnosed(recipe: str, variant: str, seed: int | None, lab: Lab) -> Diagnosis:
-    """The diagnosis; S09's, whose steps are slow from the first on, against its healthy twin."""
-    baseline = None
-    if recipe == "S09":
-        baseline = Fixture("S09", load_recipe("S09").control or "healthy", 1000 + (seed or 0))
-    return lab.diagnose(Fixture(recipe, variant, seed), baseline)
+    return lab.diagnose(Fixture(recipe, variant, seed))
 
 
 @pytest.mark.parametrize("seed", SEEDS)

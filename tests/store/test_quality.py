@@ -222,3 +222,105 @@ def test_the_other_dataset_is_not_counted(store: Store) -> None:
     epoch(store, dataset=1, n_dropped=9)
     steps(store, [0, 5])
     assert assess(store) == {}
+
+
+# --- in flight at the end of the data -----------------------------------------------------------
+
+
+def streams(store: Store, members: dict[int, tuple[int, int]], known: list[int]) -> None:
+    """Who decodes in which steps, by handle; those in `known` have a sequence of that key."""
+    store.insert(
+        "memberships",
+        {
+            "epoch_key": [0] * len(members),
+            "seq_key": [handle if handle in known else None for handle in members],
+            "request_index": list(members),
+            "first_step": [first for first, _ in members.values()],
+            "last_step": [last for _, last in members.values()],
+        },
+    )
+
+
+def prompts(store: Store, at: dict[int, int]) -> None:
+    """Prompt chunks of handles without a sequence: the step of each."""
+    n = len(at)
+    told = {"epoch_key": [0] * n, "step_index": list(at.values()), "request_index": list(at)}
+    store.insert("chunks", told | {"n_tokens": [9] * n})
+
+
+def test_what_runs_when_the_data_end_is_in_flight_and_not_lost(store: Store) -> None:
+    epoch(store)
+    steps(store, list(range(N_STEPS)), n_running=4)
+    requests(store, 3)
+    # A fourth, without a span yet, runs beside them to the last step.
+    streams(store, {0: (1, 199), 1: (1, 199), 2: (1, 199), 7: (1, 199)}, known=[0, 1, 2])
+    prompts(store, {7: 0})
+    found = assess(store)
+    assert set(found) == {"in_flight"}
+    assert found["in_flight"][:3] == ["e0", 1, 0.25]
+
+
+def test_what_ended_before_the_data_and_has_no_span_is_lost(store: Store) -> None:
+    epoch(store)
+    steps(store, list(range(N_STEPS)), n_running=4)
+    requests(store, 3)
+    streams(store, {0: (1, 199), 1: (1, 199), 2: (1, 199), 7: (1, 150)}, known=[0, 1, 2])
+    found = assess(store)
+    assert "in_flight" not in found
+    assert found["unknown_handles"][:3] == ["e0", 1, 0.25]
+    assert found["little_law"][2] == pytest.approx(0.25)
+
+
+def test_an_engine_that_fell_silent_lost_what_it_had(store: Store) -> None:
+    """Another engine's data go on for eleven seconds."""
+    epoch(store)
+    epoch(store, key=1, engine_id="e1", end_ns=(N_STEPS + 11_000) * MS)
+    steps(store, list(range(N_STEPS)), n_running=1)
+    streams(store, {7: (1, 199)}, known=[])
+    found = assess(store)
+    assert "in_flight" not in found
+    assert found["unknown_handles"][:3] == ["e0", 1, 1.0]
+
+
+def test_an_unfinished_prompt_is_in_flight_and_more_than_steps_count_are_lost(store: Store) -> None:
+    epoch(store)
+    steps(store, list(range(N_STEPS)), n_running=4)
+    store.execute("update steps set n_decode = 3")
+    requests(store, 3)
+    streams(store, {0: (1, 199), 1: (1, 199), 2: (1, 199)}, known=[0, 1, 2])
+    # One prompt is being computed at the end, as the last step counts; two came out and are gone.
+    prompts(store, {7: 199, 8: 120, 9: 50})
+    found = assess(store)
+    assert found["in_flight"][1] == 1
+    assert found["unknown_handles"][1] == 2
+
+
+def test_what_was_put_back_to_the_queue_and_not_taken_again_is_in_flight(store: Store) -> None:
+    epoch(store)
+    steps(store, list(range(N_STEPS)))
+    requests(store, 3)
+    streams(store, {0: (1, 199), 1: (1, 199), 2: (1, 199), 7: (1, 150)}, known=[0, 1, 2])
+    put_back = {"epoch_key": [0], "step_index": [151], "request_index": [7]}
+    store.insert("preemptions", put_back)
+    found = assess(store)
+    assert found["in_flight"][1] == 1
+    assert "unknown_handles" not in found
+
+
+def test_a_sequence_that_computes_no_prompt_runs_from_its_first_decode_step(store: Store) -> None:
+    """A decode engine, whose requests' prompts ran on another one."""
+    epoch(store)
+    steps(store, list(range(N_STEPS)))
+    requests(store, 3)
+    store.execute("delete from chunks")
+    streams(store, {0: (0, 199), 1: (0, 199), 2: (0, 199)}, known=[0, 1, 2])
+    assert assess(store) == {}
+    store.execute("update steps set n_running = 6")
+    assert assess(store)["little_law"][2] == pytest.approx(0.5)
+
+
+def test_littles_law_notices_what_is_counted_twice(store: Store) -> None:
+    epoch(store)
+    steps(store, list(range(N_STEPS)), n_running=2)
+    requests(store, 3)
+    assert assess(store)["little_law"][2] == pytest.approx(0.5)

@@ -44,16 +44,81 @@ select ${dataset}, 'many_epochs', engine_id, count(*), null,
 from epochs where dataset = ${dataset} and epoch is null
 group by engine_id having count(*) > 20;
 
+-- A span is written when it ends. What was in an engine when the data ended has none yet,
+-- and is not lost: a stream in the last step that decodes any, a prompt that is not done
+-- (steps say how many those are), what was put back to the queue and not taken again. An
+-- engine that fell silent before the data end lost what it had in hand.
+
+create or replace temp table q_handles as  -- requests that steps name and no request span tells of
+with named as (
+    select m.epoch_key, m.request_index, m.first_step, m.last_step, m.last_step as last_decode, null as last_chunk
+    from memberships m join epochs e using (epoch_key)
+    where e.dataset = ${dataset} and m.seq_key is null
+    union all
+    select c.epoch_key, c.request_index, c.step_index, c.step_index, null, c.step_index
+    from chunks c join epochs e using (epoch_key)
+    where e.dataset = ${dataset} and c.seq_key is null
+),
+handles as (
+    select epoch_key, request_index, min(first_step) as first_step, max(last_step) as last_step,
+        max(last_decode) as last_decode, max(last_chunk) as last_chunk
+    from named group by all
+),
+-- Steps that are recorded to the end of the data; an idle engine tells every ten seconds.
+lasting as (
+    select s.epoch_key, max(s.end_ns) as end_ns,
+        arg_max(s.n_running - s.n_decode, s.step_index) as n_prefilling
+    from steps s join epochs e using (epoch_key)
+    where e.dataset = ${dataset}
+    group by s.epoch_key
+    having max(s.end_ns) >= (select max(end_ns) from epochs where dataset = ${dataset}) - 10_000_000_000
+),
+decoding as (
+    select epoch_key, max(last_step) as last_step from memberships group by epoch_key
+),
+put_back as (
+    select epoch_key, request_index, max(step_index) as step_index
+    from preemptions where seq_key is null group by all
+)
+select h.epoch_key, h.request_index, h.first_step, l.end_ns,
+    coalesce(l.epoch_key is not null and (
+        h.last_decode >= d.last_step
+        or p.step_index >= h.last_step
+        or h.last_chunk > coalesce(h.last_decode, -1)
+            and rank() over (partition by h.epoch_key, h.last_chunk > coalesce(h.last_decode, -1)
+                order by h.last_chunk desc) <= coalesce(l.n_prefilling, 1)), false) as is_in_flight
+from handles h
+left join lasting l using (epoch_key)
+left join decoding d using (epoch_key)
+left join put_back p on p.epoch_key = h.epoch_key and p.request_index = h.request_index;
+
 insert into quality
-select ${dataset}, 'unknown_handles', e.engine_id, count(distinct m.request_index) filter (m.seq_key is null),
-    count(distinct m.request_index) filter (m.seq_key is null) / count(distinct m.request_index),
-    printf('%s: steps name %d requests of which no request span tells (%.1f %% of all they name)', e.engine_id,
-        count(distinct m.request_index) filter (m.seq_key is null),
-        100.0 * count(distinct m.request_index) filter (m.seq_key is null) / count(distinct m.request_index))
-from memberships m join epochs e using (epoch_key)
-where e.dataset = ${dataset}
-group by e.engine_id
-having count(*) filter (m.seq_key is null) > 0;
+with unknown as (
+    select epoch_key, count(*) filter (not is_in_flight) as n, count(*) filter (is_in_flight) as n_in_flight
+    from q_handles group by epoch_key
+),
+known as (
+    select epoch_key, count(distinct request_index) as n
+    from (
+        select epoch_key, request_index from memberships where seq_key is not null
+        union all
+        select epoch_key, request_index from chunks where seq_key is not null
+    ) group by epoch_key
+),
+of_engine as (
+    select e.engine_id, sum(u.n)::bigint as n, sum(u.n_in_flight)::bigint as n_in_flight,
+        (sum(u.n) + sum(coalesce(k.n, 0)))::bigint as n_all
+    from unknown u join epochs e using (epoch_key) left join known k using (epoch_key)
+    group by e.engine_id
+)
+select ${dataset}, 'unknown_handles', engine_id, n, n / n_all,
+    printf('%s: steps name %d requests of which no request span tells (%.1f %% of all they name)',
+        engine_id, n, 100.0 * n / n_all)
+from of_engine where n > 0
+union all
+select ${dataset}, 'in_flight', engine_id, n_in_flight, n_in_flight / (n_in_flight + n_all),
+    printf('%s: %d requests were in the engine when the data ended; their spans are not written yet', engine_id, n_in_flight)
+from of_engine where n_in_flight > 0;
 
 -- --- requests -----------------------------------------------------------------------------------
 
@@ -131,7 +196,14 @@ group by kind, place;
 -- What a request that ended with the step before a pause still has to do is no running.
 
 create or replace temp table q_running as  -- sequences that were scheduled, from then to their end
-with scheduled as (
+with scheduled as (  -- what computes no prompt (it got the KV from another engine) begins by decoding
+    select m.epoch_key, m.seq_key, t.start_ns
+    from (
+        select epoch_key, seq_key, min(first_step) as step_index
+        from memberships where seq_key is not null group by all
+    ) m join steps t using (epoch_key, step_index)
+),
+begun as (
     select c.epoch_key, c.seq_key, min(t.start_ns) as start_ns
     from chunks c join steps t using (epoch_key, step_index)
     where c.seq_key is not null group by all
@@ -145,12 +217,15 @@ prefilled as (
     from phases where kind = 'prefill' and seq_key is not null group by seq_key
 ),
 known as (
-    select q.epoch_key, q.seq_key, coalesce(c.start_ns, r.start_ns) as start_ns
+    select q.epoch_key, q.seq_key,
+        coalesce(c.start_ns, case when p.start_ns is not null then greatest(p.start_ns, r.start_ns) end, m.start_ns)
+            as start_ns
     from sequences q
     join recorded r using (epoch_key)
-    left join scheduled c on c.seq_key = q.seq_key and c.epoch_key = q.epoch_key
+    left join begun c on c.seq_key = q.seq_key and c.epoch_key = q.epoch_key
     left join prefilled p on p.seq_key = q.seq_key
-    where c.start_ns is not null or p.start_ns < r.start_ns
+    left join scheduled m on m.seq_key = q.seq_key and m.epoch_key = q.epoch_key
+    where c.start_ns is not null or p.start_ns is not null or m.start_ns is not null
 ),
 waited as (
     select seq_key, sum(end_ns - start_ns) as again_ns
@@ -163,7 +238,11 @@ join epochs e on e.epoch_key = q.epoch_key and e.dataset = ${dataset}
 join known c on c.seq_key = q.seq_key and c.epoch_key = q.epoch_key
 left join waited a on a.seq_key = q.seq_key
 left join requests r on r.request_key = q.request_key
-where least(coalesce(q.end_ns, e.end_ns), e.end_ns) > c.start_ns;
+where least(coalesce(q.end_ns, e.end_ns), e.end_ns) > c.start_ns
+union all
+select h.epoch_key, t.start_ns, h.end_ns, 0, 1.0
+from q_handles h join steps t on t.epoch_key = h.epoch_key and t.step_index = h.first_step
+where h.is_in_flight and h.end_ns > t.start_ns;
 
 create or replace temp table q_pauses as
 with paused as (
@@ -228,7 +307,7 @@ sequenced as (
     asof left join q_idle f on f.epoch_key = q.epoch_key and q.start_ns >= f.from_ns
     group by q.epoch_key
 )
-select ${dataset}, 'little_law', e.engine_id, s.n_steps, 1 - coalesce(q.running_ns, 0) / s.running_ns,
+select ${dataset}, 'little_law', e.engine_id, s.n_steps, abs(1 - coalesce(q.running_ns, 0) / s.running_ns),
     printf('%s: while it works, steps count %.1f running requests on average, request spans %.1f; they should agree within 10 %%',
         e.engine_id, s.running_ns / s.busy_ns, coalesce(q.running_ns, 0) / s.busy_ns)
 from stepped s join epochs e using (epoch_key)
@@ -237,6 +316,7 @@ where s.n_told = s.n_steps and s.n_steps >= 100 and s.running_ns > 0
   and abs(1 - coalesce(q.running_ns, 0) / s.running_ns) > 0.1;
 
 drop table q_steps;
+drop table q_handles;
 drop table q_phases;
 drop table q_running;
 drop table q_pauses;

@@ -199,7 +199,7 @@ create table read_notes (
 -- How far the traces can be trusted: one row a fact, only where there is something to say.
 create table quality (
     dataset    tinyint not null, -- 0 main traces, 1 baseline traces
-    kind       varchar not null, -- 'lost_steps' 'sampled' 'no_phases' 'uncovered' 'clock_skew' …
+    kind       varchar not null, -- 'lost_steps' 'sampled' 'in_flight' 'no_phases' 'uncovered' 'clock_skew' …
     place      varchar,          -- engine, dialect or side; NULL: all
     n          bigint not null,  -- how many rows it concerns
     share_frac double,           -- share of the rows (or of the time) that it concerns
