@@ -24,16 +24,18 @@ MAX_BIAS = 0.05
 MAX_ERROR = 0.10
 
 
-def write_contexts(store: Store, rows: Columns) -> None:
+def write_contexts(store: Store, rows: Columns, plain: Bools) -> None:
     """Prices `step_costs.context_ms` anew where a baseline has other contexts than the window.
 
     Args:
         store: with `step_costs` filled.
         rows: of the query `observed`.
+        plain: steps whose time no feature of their requests makes longer: in the window with
+            the longer contexts such steps would be taken for what contexts cost.
     """
     window, engine = rows.objects("window_name"), rows.objects("engine_id")
     n_decode, context = rows.floats("n_decode"), rows.floats("n_context_tokens")
-    usable = (n_decode > 0) & (context > 0)
+    usable = (n_decode > 0) & (context > 0) & plain
     for name in sorted(set(engine[window == "current"].tolist())):
         now = usable & (window == "current") & (engine == name)
         before = usable & (window == "baseline") & (engine == name)
