@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -17,6 +19,7 @@ from tokenlag.errors import InputError
 from tokenlag.read import parquet_pages
 from tokenlag.read.parquet_parts import parquet_parts
 from tokenlag.read.sources.frame_text import TextBudget, TooMuchTextError, text_bytes
+from tokenlag.read.sources.parquet import ParquetReader
 
 from tests.read.formats import varint
 from tests.read.otlp import read, rows_of, told_or_read
@@ -191,6 +194,25 @@ def test_damage_in_heads_and_footer_is_told_in_one_line(data: st.DataObject) -> 
         text[at] = data.draw(st.integers(0, 255))
     told, _ = told_or_read(bytes(text))
     assert "\n" not in told
+
+
+@pytest.mark.parametrize("is_panic", [True, False])
+def test_the_library_gives_up_in_silence(
+    is_panic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    """Its threads print a stack on standard error; what others say there is not lost."""
+
+    def read_badly(*_args: Any, **_kwargs: Any) -> None:
+        os.write(2, b"said there\n")
+        if is_panic:
+            raise pl.exceptions.PanicException("assertion failed")
+
+    monkeypatch.setattr(ParquetReader, "_native", read_badly)
+    path = tmp_path / "a.parquet"
+    path.write_bytes(spans(1))
+    with pytest.raises(InputError, match="damaged Parquet" if is_panic else "binary"):
+        read(path, tmp_path / "out")
+    assert capfd.readouterr().err == ("" if is_panic else "said there\n")
 
 
 def test_text_is_counted_wherever_it_is() -> None:

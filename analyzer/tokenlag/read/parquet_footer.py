@@ -155,8 +155,10 @@ def _columns(schema: list[dict[int, Any]], leaves: list[Leaf]) -> Iterator[str]:
 
 def _chunk(leaf: Leaf, told: dict[int, Any]) -> Chunk:
     start, n_packed, n_values = int(told[9]), int(told[7]), int(told[5])
-    if told.get(11):  # a dictionary, which some writers name without having one
-        start = min(start, int(told[11]))
+    dictionary = int(told.get(11) or 0)  # which some writers name without having one
+    if dictionary > start:
+        raise ValueError("a dictionary behind what it is for")
+    start = dictionary or start
     if min(start, n_packed, n_values) < 0:
         raise ValueError("a chunk that lies nowhere")
     return Chunk(leaf, n_values, start, n_packed)

@@ -7,7 +7,10 @@ through `parquet_map`.
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +30,7 @@ from tokenlag.read.spans import event_schema, span_schema
 ROWS_PER_BATCH: Final = ROWS_AT_ONCE
 ROWS_PER_FRAME: Final = 2**16
 ZERO: Final = "0"
+_STANDARD_ERROR: Final = 2
 
 
 def open_source(sink: Sink) -> ParquetReader:
@@ -50,10 +54,11 @@ class ParquetReader:
         """Puts rows of a file into the sink; notes what is unreadable."""
         try:
             footer, layout = checked_footer(Path(job.path), job.name)
-            if layout == PASCAL:
-                self._mapped(job, report, footer)
-            else:
-                self._native(job, report, footer, is_events=layout == NATIVE_EVENTS)
+            with _without_panics():
+                if layout == PASCAL:
+                    self._mapped(job, report, footer)
+                else:
+                    self._native(job, report, footer, is_events=layout == NATIVE_EVENTS)
         except TooMuchTextError as error:
             note_bad(report, Bad(str(error), hint=HINT))
         except InputError as error:  # it was readable a moment ago
@@ -142,6 +147,33 @@ class ParquetReader:
             parent = _repaired_id(pl.col("parent_id"), 2 * SPAN_ID_BYTES)
             frame = frame.with_columns(parent)
         return frame.drop_nulls(["trace_id", "span_id"])
+
+
+@contextmanager
+def _without_panics() -> Iterator[None]:
+    """Keeps to itself what the library's threads say on standard error as they give up.
+
+    They print where in the library that was, before there is anything to catch. What others
+    say there meanwhile comes through, afterwards.
+    """
+    try:
+        error = os.dup(_STANDARD_ERROR)
+    except OSError:  # there is none
+        yield
+        return
+    with os.fdopen(error, "wb", buffering=0) as real, tempfile.TemporaryFile() as kept:
+        os.dup2(kept.fileno(), _STANDARD_ERROR)
+        is_panic = False
+        try:
+            yield
+        except pl.exceptions.PanicException:
+            is_panic = True
+            raise
+        finally:
+            os.dup2(real.fileno(), _STANDARD_ERROR)
+            kept.seek(0)
+            if not is_panic and (said := kept.read()):
+                real.write(said)
 
 
 def _batches(
