@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tokenlag.explain.changepoint import find_more_arrivals, find_rise, find_slower
+from tokenlag.explain.changepoint import (
+    at_one_batch,
+    find_more_arrivals,
+    find_rise,
+    find_slower,
+)
 
 NS = 1_000_000_000
 N_SEEDS = 200
@@ -139,3 +144,41 @@ def test_few_steps_show_a_large_change_and_no_false_one() -> None:
     alarms = sum(find_slower(*ratios(seed, 1.0, n=200)) is not None for seed in range(N_SEEDS))
     assert alarms <= MAX_FALSE * N_SEEDS
     assert find_slower(*ratios(1, 2.0, n=80)) is None
+
+
+def batch_that_grows(seed: int, n: int = 4000) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Step times by batch and context, both higher after the middle, up and down by chance."""
+    rng = np.random.default_rng(seed)
+    mood = np.zeros(n)
+    for i in range(1, n):
+        mood[i] = 0.97 * mood[i - 1] + rng.normal(0, 1.0)
+    grown = np.where(np.arange(n) < n // 2, 18.0, 34.0)
+    batch = np.maximum(np.round(grown + mood), 1.0)
+    context = batch * (180.0 + rng.normal(0, 6, n))
+    wall = (12.0 + 0.06 * batch + 2e-5 * context) * rng.lognormal(0, 0.01, n)
+    return wall, batch, context
+
+
+def test_slower_steps_are_found_though_the_batch_grew_with_them() -> None:
+    end_ns = np.arange(4000) * NS // 50
+    for seed in range(20):
+        wall, batch, context = batch_that_grows(seed)
+        # The constant begins where the batch does: over the whole they cannot be told apart.
+        late = wall + 4.0 * (np.arange(4000) >= 2000)
+        at = find_slower(end_ns, at_one_batch(late, batch, context))
+        assert at is not None
+        assert abs(at - end_ns[2000]) < 0.05 * end_ns[-1]
+
+
+def test_a_batch_that_grew_is_no_change_of_speed() -> None:
+    end_ns = np.arange(4000) * NS // 50
+    found = 0
+    for seed in range(40):
+        wall, batch, context = batch_that_grows(seed)
+        found += find_slower(end_ns, at_one_batch(wall, batch, context)) is not None
+    assert found <= 1
+
+
+def test_no_step_has_no_level() -> None:
+    nothing = np.array([])
+    assert len(at_one_batch(nothing, nothing, nothing)) == 0

@@ -1,9 +1,12 @@
-"""The rhythm of stops: found though many were not seen, and not in stops at random times."""
+"""The rhythm of stops: found though many were not seen, and not in stops at random times.
+
+And a jump at a batch size, which steps that became slower in time are not.
+"""
 
 from __future__ import annotations
 
 import numpy as np
-from tokenlag.explain.stoppage import outstanding, rhythm
+from tokenlag.explain.stoppage import find_ceiling, outstanding, rhythm
 
 NS = 1_000_000_000
 SPAN_S = 100.0
@@ -83,3 +86,28 @@ def test_nothing_stands_out_where_sizes_have_no_break_or_the_small_ones_cost_mor
     assert not outstanding(rng.uniform(100, 200, 40)).any()
     assert not outstanding(np.concatenate([np.full(6, 400.0), np.full(60, 60.0)])).any()
     assert not outstanding(np.full(3, 100.0)).any()
+
+
+def _batches(rng: np.random.Generator) -> np.ndarray:
+    """A batch that climbs over 2,000 steps from about 10 to about 30, up and down by chance."""
+    slow = np.linspace(10, 30, 2000) + 4 * np.sin(np.arange(2000) / 15)
+    return np.round(slow).astype(np.int64) + rng.integers(-1, 2, 2000)
+
+
+def test_a_jump_above_a_size_is_a_ceiling() -> None:
+    rng = np.random.default_rng(6)
+    batch = _batches(rng)
+    wall = (10 + 0.1 * batch + 6.0 * (batch > 22)) * rng.lognormal(0, 0.02, len(batch))
+    found = find_ceiling(wall, batch, 100.0 * batch)
+    assert found is not None
+    assert found.threshold == 22
+    assert abs(found.jump_ms - 6) < 1
+
+
+def test_steps_that_became_slower_while_the_batch_grew_are_no_ceiling() -> None:
+    """At one time by a constant, when the batch passed a size for good."""
+    rng = np.random.default_rng(7)
+    batch = np.where(np.arange(2000) < 1000, rng.integers(8, 20, 2000), rng.integers(17, 30, 2000))
+    later = np.arange(len(batch)) >= 1000
+    wall = (10 + 0.1 * batch + 6.0 * later) * rng.lognormal(0, 0.02, len(batch))
+    assert find_ceiling(wall, batch, 100.0 * batch) is None

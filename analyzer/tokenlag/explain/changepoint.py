@@ -28,6 +28,10 @@ CLIMB_ITERATIONS = 12
 BLOCK = 8
 N_PERMUTATIONS = 199
 MAX_P = 0.01
+N_STRETCHES = 20
+# Steps that are off by more than this share of a usual one (pauses) weigh less.
+NEAR_FRAC = 0.1
+FIT_ROUNDS = 6
 SEED = 20_261_129
 
 
@@ -104,6 +108,36 @@ def _climb_gain(arrival_ns: Ints) -> float:
         slope = float(np.clip(slope + (mean - centre) / spread, -20.0, 20.0))
     integral = np.expm1(slope) / slope if abs(slope) > 1e-9 else 1.0
     return float(len(at) * (slope * mean - np.log(integral)))
+
+
+def at_one_batch(wall_ms: Floats, n_decode: Floats, n_context: Floats) -> Floats:
+    """Decode-only steps as if all had one batch and context, over their median.
+
+    What a sequence and a token of context cost is taken from steps of the same twentieth of the
+    time alone: slower steps keep streams longer, so that speed and batch change together over the
+    whole, but within a short stretch the batch goes up and down while the speed is one.
+
+    Args:
+        wall_ms: in time order.
+        n_decode: sequences that decode in each step.
+        n_context: KV tokens that they attend to.
+    """
+    if len(wall_ms) == 0:
+        return wall_ms
+    held = np.column_stack([n_decode, n_context]).astype(np.float64)
+    scale = np.maximum(held.std(axis=0), 1e-9)
+    parts = [part for part in np.array_split(np.arange(len(wall_ms)), N_STRETCHES) if len(part)]
+    x = np.concatenate([held[part] - held[part].mean(axis=0) for part in parts]) / scale
+    y = np.concatenate([wall_ms[part] - np.median(wall_ms[part]) for part in parts])
+    near_ms = NEAR_FRAC * float(np.median(wall_ms))
+    weight = np.ones(len(y))
+    for _ in range(FIT_ROUNDS):
+        beta = np.linalg.lstsq(x * weight[:, None], y * weight, rcond=None)[0]
+        off = np.abs(x @ beta - y)
+        weight = np.sqrt(np.minimum(1.0, near_ms / np.maximum(off, 1e-9)))
+    price = np.maximum(beta / scale, 0.0)
+    level = wall_ms - (held - held.mean(axis=0)) @ price
+    return np.asarray(level / max(float(np.median(level)), 1e-9), dtype=np.float64)
 
 
 def find_slower(end_ns: Ints, ratio: Floats) -> int | None:

@@ -75,7 +75,7 @@ def _find_slower(store: Store, arrival_ns: Ints) -> int | None:
     for (key,) in store.fetchall(query("window_epochs")):
         rows = Columns(store, query("window_steps"), [key])
         for chosen, ratio in _ratios(rows):
-            at = changepoint.find_slower(rows.ints("end_ns")[chosen], ratio[chosen])
+            at = changepoint.find_slower(rows.ints("end_ns")[chosen], ratio)
             if at is not None:
                 found.append(at)
         n_decode = rows.floats("n_decode")
@@ -96,10 +96,11 @@ def _n_fewer_side(arrival_ns: Ints, at_ns: int) -> int:
 
 
 def _ratios(rows: Columns) -> Iterator[tuple[Bools, Floats]]:
-    """Observed over expected step times, and of which steps, by several models.
+    """Of which steps, and their observed over expected times, by several models.
 
     By all steps, and by the first third: slower steps keep streams longer, so that a model of
-    all of them may take the slowness for what large batches cost.
+    all of them may take the slowness for what large batches cost. Decode-only steps also by what
+    batch and context cost within short stretches of time, where the speed is one.
     """
     n_prefill, n_decode = rows.floats("n_prefill_tokens"), rows.floats("n_decode")
     attention, context = rows.floats("attention_work"), rows.floats("n_context_tokens")
@@ -118,8 +119,10 @@ def _ratios(rows: Columns) -> Iterator[tuple[Bools, Floats]]:
         expected = model.predict(n_prefill, n_decode, attention, context)
         ratio = observed / np.maximum(expected, 1e-9)
         # Decode-only steps are nearly all: what only prompt chunks show is searched apart.
-        yield known, ratio
-        yield known & (n_prefill > 0), ratio
+        yield known, ratio[known]
+        yield known & (n_prefill > 0), ratio[known & (n_prefill > 0)]
+    plain = (n_prefill == 0) & (n_decode > 0)
+    yield plain, changepoint.at_one_batch(observed[plain], n_decode[plain], context[plain])
 
 
 def prepare(store: Store) -> None:

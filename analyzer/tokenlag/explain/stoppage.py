@@ -177,6 +177,7 @@ MIN_JUMP_FRAC = 0.2
 MAX_ROWS_A_SIZE = 64
 MAX_OF_PLAIN = 0.7
 MIN_REACH = 3.0
+MIN_AT_CROSSINGS = 0.5
 FIT_ROUNDS = 4
 
 
@@ -189,6 +190,15 @@ def find_ceiling(wall_ms: Floats, n_decode: Ints, n_context: Floats) -> Ceiling 
     grow with the batch are smooth). An engine sits in one of two states most of the time and
     only few steps lie near the size in question, so that each size weighs alike, and an error
     counts up to a fifth of a usual step: neither trimmed away, nor more for a pause.
+
+    The jump must also be there whenever the batch passes the size: steps that became slower at
+    some time, while the batch grew, differ between the two sizes, but not from one step to the
+    next that lies on the other side.
+
+    Args:
+        wall_ms: decode-only steps, in time order.
+        n_decode: their batch sizes.
+        n_context: KV tokens they attend to.
     """
     rows = _rows_by_size(n_decode)
     wall, size_of, context = wall_ms[rows], n_decode[rows], n_context[rows]
@@ -222,10 +232,19 @@ def find_ceiling(wall_ms: Floats, n_decode: Ints, n_context: Floats) -> Ceiling 
     step = float(np.median(near_above)) - below
     if jump < MIN_JUMP_FRAC * below or step < MIN_JUMP_FRAC * below:
         return None
+    if _at_crossings(wall_ms, n_decode > threshold) < MIN_AT_CROSSINGS * step:
+        return None
     return Ceiling(
         threshold, step, below, int((n_decode <= threshold).sum()),
         int((n_decode > threshold).sum()), float(step / jump),
     )  # fmt: skip
+
+
+def _at_crossings(wall_ms: Floats, is_above: Bools) -> float:
+    """By how much a step above the size is longer than its neighbour below it (median, ms)."""
+    at = np.flatnonzero(is_above[1:] != is_above[:-1])
+    rise = wall_ms[at + 1] - wall_ms[at]
+    return float(np.median(np.where(is_above[at + 1], rise, -rise)))
 
 
 def _rows_by_size(n_decode: Ints) -> Ints:
