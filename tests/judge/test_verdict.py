@@ -114,6 +114,16 @@ def test_a_real_slowness_that_fits_no_cause_is_a_problem_without_one() -> None:
     assert "tenant = docs" in got.summary
 
 
+def test_a_weak_finding_that_explains_much_is_told_as_what_fits_best() -> None:
+    visible = {"itl": {"is_visible": True}}
+    weak = finding("steps-run-slow", confidence=0.45, share=0.8)
+    little = finding("prompts-grew", confidence=0.45, share=0.1)
+    got = verdict(findings=(little, weak), visible=visible)
+    assert (got.status, got.cause) == ("problem", None)
+    assert "no cause is sure. What fits best: steps-run-slow happened" in got.summary
+    assert "no known cause" in verdict(findings=(little,), visible=visible).summary
+
+
 def test_where_slow_requests_are_like_all_no_dimension_is_named() -> None:
     rows = [{"ttft_ms": 100.0, "tenant": f"t{i % 2}", "n_prompt": 100} for i in range(60)]
     slow = np.arange(60) % 6 < 2

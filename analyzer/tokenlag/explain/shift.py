@@ -110,6 +110,8 @@ def find_shift(reference: Observed, window: Observed) -> Shift | None:
         slope, intercept = (told.slope, told.intercept_ms) if told else (np.nan, np.nan)
     near = _near(mixed)
     mixed_excess, mixed_error = _centre((observed - expected)[mixed])
+    judged_ms = float((observed * streams).sum())
+    all_ms = float((window.wall_ms * window.n_streams).sum())
     return Shift(
         n_decode_steps=int((~mixed).sum()),
         n_mixed_steps=int(mixed.sum()),
@@ -123,8 +125,10 @@ def find_shift(reference: Observed, window: Observed) -> Shift | None:
         ratio_lo=low,
         ratio_hi=high,
         expected_ms=float(np.median(expected[~mixed] if (~mixed).any() else expected)),
-        excess_ms=float(((observed - expected) * streams).sum()),
-        stream_ms=float((observed * streams).sum()),
+        # Slower steps keep streams longer, so that batches grow beyond what the reference can
+        # price: those steps are taken to be as late, by their share, as those that it can.
+        excess_ms=float(((observed - expected) * streams).sum()) * all_ms / max(judged_ms, 1e-9),
+        stream_ms=all_ms,
     )  # fmt: skip
 
 

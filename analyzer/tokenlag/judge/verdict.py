@@ -19,6 +19,8 @@ from tokenlag.judge.figures import Requests
 MIN_REQUESTS = 5
 MIN_LIFT = 1.5
 STATED_CONFIDENCE = 0.5
+# A weak finding that explains less of the excess is no lead.
+LEAD_SHARE = 0.3
 
 # What would tell where a symptom's excess went.
 NEEDED: dict[str, tuple[str, ...]] = {
@@ -121,6 +123,8 @@ def _unexplained_or_blind(situation: Situation, symptom: str, reason: str) -> Ve
             f"{', '.join(missing)} not recorded.",
         )  # fmt: skip
     dimension = _dimension(situation, key)
+    lead = _lead(situation)
+    known = f"no cause is sure. What fits best: {lead}" if lead else "no known cause explains it."
     where = (
         f" Slow requests differ most in {next(iter(dimension))} = {next(iter(dimension.values()))}."
         if dimension
@@ -128,8 +132,18 @@ def _unexplained_or_blind(situation: Situation, symptom: str, reason: str) -> Ve
     )
     return Verdict(
         "problem", name, None, [], dimension,
-        f"{name.upper()} is slow ({reason}), and no known cause explains it.{where}",
+        f"{name.upper()} is slow ({reason}), and {known}{where}",
     )  # fmt: skip
+
+
+def _lead(situation: Situation) -> str | None:
+    """What the weak finding says that explains most; None if none explains a real part."""
+    weak = [
+        f
+        for f in situation.findings
+        if f.severity == "problem" and not f.consequence_of and (f.share or 0.0) >= LEAD_SHARE
+    ]
+    return max(weak, key=lambda f: f.share or 0.0).summary if weak else None
 
 
 def _missing(situation: Situation, symptom: str) -> list[str]:

@@ -266,7 +266,7 @@ create table step_shift (
     ratio_lo       double,            -- 90 % interval of the median ratio of all, over blocks of time
     ratio_hi       double,
     expected_ms    double,            -- median expected decode-only step
-    excess_ms      double not null,   -- Σ (observed − expected) × streams that waited on the step
+    excess_ms      double not null,   -- Σ (observed − expected) × streams that waited on the step; steps that cannot be priced: in proportion
     stream_ms      double not null    -- Σ observed × streams
 );
 
