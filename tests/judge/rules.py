@@ -22,6 +22,7 @@ title = "Waits pile up"
 kind = "problem"
 symptom = ["ttft"]
 needs = ["queue", ["steps", "preemptions"]]
+steps = "helpful"
 explains = ["slow-delivery"]
 status = "stable"
 
@@ -41,6 +42,7 @@ summary = "{{n_support}} waited, the worst {{worst_ms:.1f}} ms ({{limit}})."
 means = "They wait."
 why = "There is no room."
 wrong_when = "There is room."
+without_steps = "The same, more roughly."
 sources = ["docs/metrics.md"]
 
 [[ruled_out]]

@@ -40,6 +40,8 @@ WITHOUT_REMEDY = GOOD[: GOOD.index("[[remedy]]")] + GOOD[GOOD.index("[[case]]") 
 FIRES = [
     # (check, key, what is said, the file)
     ("needs", "needs[1]", "did you mean steps?", changed('"steps"', '"step"')),
+    ("steps", "steps", "do not need", changed('steps = "helpful"', 'steps = "required"')),
+    ("steps", "steps", "`needs` need", changed('["steps", "preemptions"]', '"steps"')),
     ("symptom", "symptom", "is empty", changed('["ttft"]', "[]")),
     ("params", "params.min_ms.value", "outside its range", changed("= 100", "= 1001")),
     ("params", "params.min_ms.range", "is empty", changed("[1, 1000]", "[1000, 1]")),

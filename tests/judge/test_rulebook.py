@@ -58,6 +58,7 @@ def test_absurd_toml_is_one_problem(value: str) -> None:
         ('title = "Waits pile up"', "", "title", "missing"),
         ('kind = "problem"', 'kind = "bug"', "kind", "invalid enum value 'bug'"),
         ('["ttft"]', '["latency"]', "symptom[0]", "invalid enum value 'latency'"),
+        ('"helpful"', '"handy"', "steps", "invalid enum value 'handy'"),
         ('"stable"', '"final"', "status", "invalid enum value 'final'"),
         ("value = 100", 'value = "100"', "params.min_ms.value", "got `str`"),
         ("range = [1, 1000]", "range = [1]", "params.min_ms.range", "of length 2"),
@@ -89,6 +90,31 @@ def test_all_mistakes_of_a_file_are_told_at_once() -> None:
     found = messages(text)
     keys = {message.split(": ")[1] for message in found}
     assert {"kind", "params.min_ms.wy", "text.wy"} <= keys
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ('steps = "helpful"\n', "steps"),
+        ('without_steps = "The same, more roughly."\n', "text.without_steps"),
+    ],
+)
+def test_what_is_left_without_steps_must_be_said_by_bundled_rules_alone(
+    line: str, key: str
+) -> None:
+    text = changed(line, "")
+    assert parse_rule(text, "mine/rule.toml")[1] == []
+    rule, (problem,) = parse_rule(text, "rules/rule.toml", is_bundled=True)
+    assert rule is None
+    assert str(problem).startswith("rules/rule.toml")
+    assert f"{key}: missing" in str(problem)
+
+
+def test_the_page_says_what_is_left_without_steps() -> None:
+    page = rule_page(parsed(GOOD))
+    assert "## Without engine steps\n\nThe same, more roughly.\n" in page
+    silent = rule_page(parsed(changed('without_steps = "The same, more roughly."\n', "")))
+    assert "Without engine steps" not in silent
 
 
 def test_lines_inside_a_literal_string_are_no_keys() -> None:
@@ -255,6 +281,7 @@ def test_a_page_tells_what_the_file_tells() -> None:
         "## Why it happens",
         "## How it is tested",
         "## When it is wrong",
+        "## Without engine steps",
         "## What to do",
         "## Fixtures",
         "## Sources",

@@ -147,6 +147,14 @@ def _needs(rule: Rule) -> Iterator[tuple[str, str]]:
                 yield f"needs[{number}]", message
 
 
+@_check("steps")
+def _steps(rule: Rule) -> Iterator[tuple[str, str]]:
+    """What a rule says of engine steps must be what its needs say."""
+    if rule.steps is not None and (rule.steps == "required") != rule.needs_steps:
+        needs = "need" if rule.needs_steps else "do not need"
+        yield "steps", f"is {rule.steps!r}, but its `needs` {needs} what steps alone tell"
+
+
 @_check("params")
 def _params(rule: Rule) -> Iterator[tuple[str, str]]:
     for name, param in rule.params.items():

@@ -29,6 +29,7 @@ def rule_page(rule: Rule) -> str:
         *_tested(rule),
         "## When it is wrong",
         rule.text.wrong_when.strip(),
+        *_without_steps(rule),
         *_remedies(rule),
         *_fixtures(rule),
         *_sources(rule),
@@ -102,6 +103,12 @@ def _tested(rule: Rule) -> Iterator[str]:
         names = ", ".join(f"`{query.rule}`" for query in rule.ruled_out)
         yield f"Look-alikes that it rules out where the numbers do: {names}."
     yield f"The query:\n\n```sql\n{rule.detect_sql.strip()}\n```"
+
+
+def _without_steps(rule: Rule) -> Iterator[str]:
+    if text := rule.text.without_steps.strip():
+        yield "## Without engine steps"
+        yield text
 
 
 def _remedies(rule: Rule) -> Iterator[str]:

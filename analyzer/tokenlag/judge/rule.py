@@ -15,6 +15,7 @@ from tokenlag.judge.diagnosis import Blame, Scalar, Severity, Symptom
 
 Lifecycle = Literal["preview", "stable", "deprecated"]
 Expectation = Literal["fires", "silent"]
+StepsUse = Literal["required", "helpful", "not used"]
 Number = int | float
 
 SYMPTOMS: Final[tuple[str, ...]] = get_args(Symptom)
@@ -83,6 +84,9 @@ CAPABILITIES: Final[dict[str, str]] = {
     "gateway": "spans of a gateway or router in front of the server",
     "device": "figures of the accelerator: bandwidth, arithmetic, its time per step",
 }
+
+# Of these, what only engine steps tell: without their spans none of it is there.
+OF_STEPS: Final = frozenset({"steps", "step_model", "admit_bound", "kv", "drafts"})
 
 # Columns of the detect query: name → the family of types it must have.
 CONTRACT_COLUMNS: Final[dict[str, str]] = {
@@ -153,6 +157,7 @@ class RuleText(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     means: str
     why: str
     wrong_when: str
+    without_steps: str = ""
     sources: tuple[str, ...] = ()
 
 
@@ -200,6 +205,7 @@ class Rule(msgspec.Struct, frozen=True):
     cases: tuple[Case, ...]
     path: str  # as given on the command line, or `rules/<file>` for bundled ones
     is_bundled: bool
+    steps: StepsUse | None = None  # None: the file does not say
     lines: dict[str, int] = {}  # key path → line in the file
 
     def place(self, key: str) -> str:
@@ -214,6 +220,11 @@ class Rule(msgspec.Struct, frozen=True):
     def file_stem(self) -> str:
         """The file's name without folder and `.toml`."""
         return self.path.replace("\\", "/").rsplit("/", 1)[-1].removesuffix(".toml")
+
+    @property
+    def needs_steps(self) -> bool:
+        """Whether some need can be met by engine steps alone."""
+        return any(OF_STEPS.issuperset(group) for group in self.needs)
 
     def param_values(self) -> dict[str, Number]:
         """The parameters' values by name, as the file sets them."""

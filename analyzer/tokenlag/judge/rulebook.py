@@ -11,7 +11,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args
 
 import msgspec
 
@@ -27,6 +27,7 @@ from tokenlag.judge.rule import (
     Rule,
     RuledOutQuery,
     RuleText,
+    StepsUse,
     place_of,
 )
 
@@ -37,6 +38,7 @@ KEYS: Final = (
     "kind",
     "symptom",
     "needs",
+    "steps",
     "explains",
     "status",
     "params",
@@ -198,9 +200,22 @@ class _Reader:
             "remedies": self._array("remedy", RemedyTemplate),
             "cases": self._array("case", Case),
         }
+        steps = self._one("steps", StepsUse, default=None)
+        if is_bundled:
+            self._without_steps(steps, fields["text"])
         if self.problems:
             return None
-        return Rule(**fields, path=self._path, is_bundled=is_bundled, lines=self._lines)
+        return Rule(
+            **fields, steps=steps, path=self._path, is_bundled=is_bundled, lines=self._lines
+        )
+
+    def _without_steps(self, steps: object, text: object) -> None:
+        """A bundled rule says what it can still say where no engine steps were recorded."""
+        if steps is None and "steps" not in self._document:
+            self._wrong("steps", "missing", f"one of {', '.join(get_args(StepsUse))}")
+        if isinstance(text, RuleText) and not text.without_steps.strip():
+            hint = "say what the rule can tell from request spans alone"
+            self._wrong("text.without_steps", "missing", hint)
 
     def _one(self, key: str, kind: Any, *, default: object = msgspec.UNSET) -> Any:
         if key not in self._document:
