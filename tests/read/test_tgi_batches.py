@@ -163,10 +163,44 @@ def test_a_prompt_in_several_chunks(store: Store, tmp_path: Path) -> None:
     assert members(store) == {3: {0}, 4: {0}}
 
 
-def test_drafts_make_fewer_batches_than_tokens(store: Store, tmp_path: Path) -> None:
+def drafted() -> Asked:
+    """Nine tokens in four batches."""
     one = Asked(0, 600, 9)
     one.turns = [("infer", 10.0 * k, 10.0 * k + 10, k) for k in range(4)]
+    one.sent_ms = [(10.0 * k + 9, k) for k in range(4)]
     one.done_ms = 40
-    loaded(store, tmp_path, spans([one], [], has_prompts=True))
-    assert store.fetchall("select ttft_ms from requests") == [(10,)]
+    return one
+
+
+def test_drafts_make_fewer_batches_than_tokens(store: Store, tmp_path: Path) -> None:
+    loaded(store, tmp_path, spans([drafted()], [], has_prompts=True, has_sends=True))
+    assert store.fetchall("select ttft_ms from requests") == [(9,)]
     assert members(store) == {1: {0}, 2: {0}, 3: {0}}
+
+
+def test_fewer_batches_than_tokens_tell_no_first_token(store: Store, tmp_path: Path) -> None:
+    """Drafts or streams that decode in a batch of prompts: without the sending none knows."""
+    loaded(store, tmp_path, spans([drafted()], [], has_prompts=True))
+    assert store.fetchall("select ttft_ms from requests") == [(None,)]
+    assert "1 requests of text-generation-inference do not say when" in notes(store)
+
+
+def test_chunked_prompts_are_told_by_what_was_sent(store: Store, tmp_path: Path) -> None:
+    """Streams that decode in the batch of a prompt have no span of it, but send under one."""
+    requests = load(60, seed=8)
+    batches = serve(requests, is_chunked=True)
+    n_mixed = sum(bool(one.prompts and one.decoding) for one in batches)
+    assert n_mixed > 40
+    loaded(store, tmp_path, spans(requests, batches, has_prompts=True, has_sends=True))
+    found = [ttft for (ttft,) in store.fetchall("select ttft_ms from requests order by arrival_ns")]
+    assert found == pytest.approx([one.first_ms - one.at_ms - 0.01 for one in requests], abs=1e-5)
+    assert members(store) == {
+        index: set(batch.decoding) for index, batch in enumerate(batches) if batch.decoding
+    }
+    chunks: dict[int, set[int]] = {}
+    for step, request in store.fetchall("select step_index, request_index from chunks"):
+        chunks.setdefault(step, set()).add(request)
+    expected = {i: set(batch.prompts) for i, batch in enumerate(batches) if batch.prompts}
+    # Of a chunk between the first and the last, in the batch of another prompt, nothing is there.
+    assert all(told <= expected[step] for step, told in chunks.items())
+    assert sum(told == expected[step] for step, told in chunks.items()) > 0.8 * len(expected)

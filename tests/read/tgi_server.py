@@ -35,6 +35,7 @@ class Asked:
     first_ms: float = 0.0
     done_ms: float = 0.0
     turns: list[tuple[str, float, float, int]] = field(default_factory=list)  # name, times, batch
+    sent_ms: list[tuple[float, int]] = field(default_factory=list)  # of each token, and its turn
 
 
 @dataclass
@@ -45,10 +46,24 @@ class Batch:
     end_ms: float
     prompts: list[int]
     decoding: list[int]
+    n_new: int = 0  # of those whose first chunk is in it, where streams go on beside them
+
+    @property
+    def size(self) -> int:
+        """As its span says."""
+        return self.n_new or len(self.prompts) + len(self.decoding)
 
 
-def serve(requests: list[Asked], max_batch: int = 64) -> list[Batch]:
-    """Runs a server until all requests are done; fills in what they met."""
+def serve(requests: list[Asked], max_batch: int = 64, *, is_chunked: bool = False) -> list[Batch]:
+    """Runs a server until all requests are done; fills in what they met.
+
+    Args:
+        requests: in order of their times.
+        max_batch: requests at once.
+        is_chunked: prompts are taken 300 tokens at a time, while the other streams decode.
+    """
+    if is_chunked:
+        return _serve_chunked(requests, max_batch)
     batches: list[Batch] = []
     waiting, running = list(range(len(requests))), []
     now = 0.0
@@ -78,9 +93,49 @@ def serve(requests: list[Asked], max_batch: int = 64) -> list[Batch]:
     return batches
 
 
+def _serve_chunked(requests: list[Asked], max_batch: int) -> list[Batch]:
+    """The batch that takes a prompt's first chunk has no span of the streams that are under way."""
+    batches: list[Batch] = []
+    waiting, running = list(range(len(requests))), []
+    left = [one.n_prompt for one in requests]
+    now = 0.0
+    while waiting or running:
+        came = [i for i in waiting if requests[i].at_ms <= now][:1]
+        came = came if len(running) < max_batch else []
+        if not came and not running:
+            now = requests[waiting[0]].at_ms
+            continue
+        members = [*came, *running]
+        chunks = {i: min(left[i], 300) for i in members if left[i]}
+        start, end = now, now + 12 + 0.15 * len(members) + 0.04 * sum(chunks.values())
+        number = len(batches)
+        for i in members:
+            one = requests[i]
+            if i in came:
+                one.taken_ms = start
+            if i in came or not came:
+                one.turns.append(("infer", start, end, number))
+            elif one.turns:  # the span of the batch before stays open
+                name, begin, _, batch = one.turns[-1]
+                one.turns[-1] = (name, begin, end, batch)
+            left[i] -= chunks.get(i, 0)
+            if not left[i]:
+                one.n_tokens += 1
+                one.first_ms = one.first_ms or end
+                one.done_ms = end
+                one.sent_ms.append((end - 0.01, len(one.turns) - 1))
+        waiting = [i for i in waiting if i not in came]
+        decoding = sorted(set(members) - set(chunks))
+        batches.append(Batch(start, end, sorted(chunks), decoding, len(came)))
+        running = [i for i in members if requests[i].n_tokens < requests[i].n_output]
+        now = end
+    return batches
+
+
 def _give(requests: list[Asked], members: list[int], start: float, end: float, batch: int) -> None:
     for i in members:
         requests[i].turns.append(("infer", start, end, batch))
+        requests[i].sent_ms.append((end - 0.01, len(requests[i].turns) - 1))
         requests[i].n_tokens += 1
         requests[i].done_ms = end
 
@@ -101,6 +156,7 @@ def spans(
     has_prompts: bool = False,
     has_batches: bool = True,
     has_links: bool = True,
+    has_sends: bool = False,
     server: int = 0,
 ) -> list[Json]:
     """What the router exports.
@@ -111,6 +167,7 @@ def spans(
         has_prompts: the handler's span tells the prompt's tokens, which released ones do not.
         has_batches: the batches' own traces were kept.
         has_links: links were.
+        has_sends: each token's sending was.
         server: tells ids of several.
     """
     made: list[Json] = []
@@ -128,9 +185,12 @@ def spans(
         for k, (name, start, end, batch) in enumerate(one.turns, 2):
             links = [_batch(server, batch)] if has_links else []
             made.append(_span(trace, _id(server, i, k), below, name, start, end, {}, links))
+        for k, (sent, turn) in enumerate(one.sent_ms if has_sends else (), 10_000):
+            above = _id(server, i, turn + 2)
+            made.append(_span(trace, _id(server, i, k), above, "send_generation", sent, sent, {}))
     for number, batch in enumerate(batches) if has_batches else ():
         of_batch = _batch(server, number)
-        told = {"batch_size": len(batch.prompts) + len(batch.decoding)}
+        told = {"batch_size": batch.size}
         times = (batch.start_ms, batch.end_ms)
         made.append(_span(of_batch["traceId"], of_batch["spanId"], "", "batch", *times, told))
     return made

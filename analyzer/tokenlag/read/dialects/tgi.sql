@@ -1,8 +1,8 @@
 -- text-generation-inference: a handler's span tells a request's parts as Rust prints durations
 -- ('1.5ms', '20µs'), but not the moment of its first token. Below it hangs one span `infer` for
--- each batch that the request was in, with a link to that batch; `tgi_batches.sql` makes steps
--- of them. Where those are there, the first token came when the last that took some of the
--- prompt ended; elsewhere one phase holds prefill and decode.
+-- each batch that the request was in, with a link to that batch, and below that one span
+-- `send_generation` when its token went out; `tgi_batches.sql` makes steps of them. Where none
+-- of those tell when the first token came, one phase holds prefill and decode.
 
 create or replace temp macro rust_ns(text) as try_cast(regexp_extract(text, '^([0-9.]+)(ns|µs|μs|us|ms|s)$', 1) as double)
     * case regexp_extract(text, '^([0-9.]+)(ns|µs|μs|us|ms|s)$', 2)
@@ -35,14 +35,14 @@ where name = 'link' and "link.trace_id" is not null and "link.span_id" is not nu
 group by trace_id, span_id;
 
 create table staging.t_part as
-select hash(s.trace_id, s.span_id) as sid, s.trace_id, s.parent_id, s.start_ns, s.end_ns, l.batch
+select hash(s.trace_id, s.span_id) as sid, s.trace_id, s.span_id, s.parent_id, s.start_ns, s.end_ns, l.batch
 from t_linked l join spans s on s.trace_id = l.trace_id and s.span_id = l.span_id
 where s.name = 'infer' and s.start_ns is not null and s.end_ns >= s.start_ns
   and s.parent_id is not null;
 
 -- Whose they are: the first handler above, a few levels up.
 create table staging.t_near as
-select trace_id, span_id, parent_id from spans
+select trace_id, span_id, parent_id, name, start_ns from spans
 where trace_id in (select trace_id from t_part) and parent_id is not null
   and (select count(*) from t_part) > 0;
 
@@ -57,22 +57,32 @@ with recursive above as (
 select a.trace_id, a.from_id, r.rid
 from above a join t_request r on r.rid = hash(a.trace_id, a.at_id);
 
+create table staging.t_sent as
+select p.sid, n.start_ns, row_number() over (partition by p.sid order by n.start_ns) as number
+from t_near n join t_part p on p.trace_id = n.trace_id and p.span_id = n.parent_id
+where n.name = 'send_generation' and n.start_ns >= p.start_ns;
+
 create table staging.t_turn as  -- a request's batches in order
-select p.batch, p.start_ns, p.end_ns, o.rid,
+select p.sid, p.batch, p.start_ns, p.end_ns, o.rid, s.start_ns as sent_ns,
     row_number() over turns as turn, count(*) over (partition by o.rid) as n_turns
 from t_part p join t_owner o on o.trace_id = p.trace_id and o.from_id = p.parent_id
+left join t_sent s on s.sid = p.sid and s.number = 1
 window turns as (partition by o.rid order by p.start_ns, p.sid);
 
--- A token comes of every batch but those that took a prompt's chunks before its last: as many
--- batches more than tokens. With drafts there are fewer batches than tokens.
-alter table staging.t_turn add column n_prompt_turns bigint;
-update t_turn t set n_prompt_turns = greatest(t.n_turns - r.n_output + 1, 1)
-from t_request r where r.rid = t.rid;
-update t_turn set n_prompt_turns = 1 where n_prompt_turns is null or n_prompt_turns > n_turns;
-
+-- How many batches took some of the prompt: up to the first that sent something. Without that,
+-- each batch but those gave a token: they are as many as there are more batches than tokens. With
+-- drafts, or where streams decode in a batch of prompts, there are fewer, and nothing is known.
 create table staging.t_first as
-select rid, max(end_ns) filter (where turn = n_prompt_turns) as first_token_ns, max(end_ns) as last_token_ns
-from t_turn group by rid;
+with told as (
+    select rid, max(t.end_ns) as last_token_ns,
+        coalesce(min(turn) filter (where sent_ns is not null),
+            case when any_value(n_turns) >= any_value(r.n_output) and any_value(r.n_output) > 0
+                then any_value(n_turns) - any_value(r.n_output) + 1 end) as n_prompt_turns
+    from t_turn t join t_request r using (rid)
+    group by rid
+)
+select o.rid, o.n_prompt_turns, coalesce(t.sent_ns, t.end_ns) as first_token_ns, o.last_token_ns
+from told o left join t_turn t on t.rid = o.rid and t.turn = o.n_prompt_turns;
 
 alter table staging.t_request add column first_token_ns bigint;
 alter table staging.t_request add column last_token_ns bigint;

@@ -3,17 +3,43 @@
 -- there. Nothing tells how long a prompt was, unless the request does: of a batch that took
 -- prompts of unknown length there is no step, but a hole in the indexes.
 
+create table staging.t_begun as
+select h.engine, t.batch, min(t.start_ns) as start_ns
+from t_turn t join t_handle h using (rid) group by all;
+
+-- Which batch something that was sent came of: it is sent before the next begins. Where prompts
+-- are chunked, streams are in the batches of others' prompts without a span `infer` of their own,
+-- and send under that of the batch before.
+create table staging.t_took as
+select t.rid, b.batch, min(s.start_ns) as sent_ns
+from t_sent s join t_turn t using (sid) join t_handle h using (rid)
+asof join t_begun b on b.engine = h.engine and b.start_ns <= s.start_ns
+group by t.rid, b.batch;
+
+create table staging.t_member as
+with pairs as (select rid, batch from t_turn union select rid, batch from t_took),
+told as (
+    select rid, batch, b.start_ns, coalesce(k.sent_ns, t.end_ns) as end_ns, k.sent_ns,
+        row_number() over (partition by rid order by b.start_ns, batch) as turn
+    from pairs join t_handle h using (rid) join t_begun b using (batch, engine)
+    left join t_turn t using (rid, batch) left join t_took k using (rid, batch)
+),
+prompts as (
+    select rid, coalesce(min(turn) filter (where sent_ns is not null), any_value(f.n_prompt_turns), 1) as n
+    from told left join t_first f using (rid) group by rid
+)
+select t.batch, h.engine, h.request_index, t.start_ns, t.end_ns, t.turn <= p.n as is_prompt,
+    (r.n_prompt // p.n)::bigint as n_tokens, (r.n_prompt // p.n * (t.turn - 1))::bigint as n_context
+from told t join prompts p using (rid) join t_handle h using (rid) join t_request r using (rid);
+
 create table staging.t_batch as
 with made as (
-    select t.batch, h.engine, min(t.start_ns) as start_ns, min(t.end_ns) as end_ns,
-        list(h.request_index order by h.request_index) filter (where t.turn <= t.n_prompt_turns) as prompts,
-        list((r.n_prompt // t.n_prompt_turns)::bigint order by h.request_index)
-            filter (where t.turn <= t.n_prompt_turns and r.n_prompt is not null) as prompt_tokens,
-        list((r.n_prompt // t.n_prompt_turns * (t.turn - 1))::bigint order by h.request_index)
-            filter (where t.turn <= t.n_prompt_turns and r.n_prompt is not null) as prompt_context,
-        list(h.request_index order by h.request_index) filter (where t.turn > t.n_prompt_turns) as decoding
-    from t_turn t join t_handle h using (rid) join t_request r using (rid)
-    group by t.batch, h.engine
+    select batch, engine, min(start_ns) as start_ns, min(end_ns) as end_ns,
+        list(request_index order by request_index) filter (where is_prompt) as prompts,
+        list(n_tokens order by request_index) filter (where is_prompt and n_tokens is not null) as prompt_tokens,
+        list(n_context order by request_index) filter (where is_prompt and n_tokens is not null) as prompt_context,
+        list(request_index order by request_index) filter (where not is_prompt) as decoding
+    from t_member group by batch, engine
 ),
 own as (
     select hash(trace_id, span_id) as batch, start_ns, end_ns, tgi_batch_size as n
