@@ -2,11 +2,12 @@
 
     python benchmarks/collect.py                       a minute, four senders, 512 spans an export
     python benchmarks/collect.py --seconds 10 --kill   and the receiver killed in the middle
+    python benchmarks/collect.py --senders 8 --spans 2048 --max-memory 1MB   some is put off
 
 Each sender is a process that sends one export after the other, as an SDK does, and counts what was
-acknowledged and what it was told to send again. At the end the spans on disk are counted, and all
-sides must agree. With `--kill` the receiver dies by signal 9 half way and is started again: what
-was acknowledged must be there.
+acknowledged and what it was told to send again. At the end the spans on disk are counted, and what
+the receiver says of them; all sides must agree. With `--kill` the receiver dies by signal 9 half
+way and is started again: what was acknowledged must be there.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import re
 import sys
 import tempfile
 import time
@@ -26,6 +28,18 @@ for folder in (ROOT, ROOT / "tracer", ROOT / "analyzer"):
 
 HEADERS = {"Content-Type": "application/x-protobuf"}
 IDS_PER_SENDER = 10**9
+
+
+def told(words: str) -> tuple[int, int, int]:
+    """Returns the spans that the receiver's last line says came, were stored and were put off."""
+    came, kept, busy = (
+        re.search(pattern, words)
+        for pattern in (r"([\d,]+) spans in", r"([\d,]+) stored", r"([\d,]+) put off for want")
+    )
+    if came is None or kept is None:
+        raise ValueError(f"no counts in {words!r}")
+    n_came, n_stored = (int(found[1].replace(",", "")) for found in (came, kept))
+    return n_came, n_stored, int(busy[1].replace(",", "")) if busy else 0
 
 
 def send(sender: int, url: str, n_spans: int, seconds: float, results: Any) -> None:
@@ -75,6 +89,7 @@ def main() -> int:
         sent = put_off = failed = 0
         acknowledged: set[int] = set()
         peak = 0
+        said = (0, 0, 0)
         for half in range(halves):
             with serve(folder, "--max-memory", arguments.max_memory) as served:
                 results = context.Queue()
@@ -102,9 +117,11 @@ def main() -> int:
                 if served.process.poll() is None:
                     status = Path(f"/proc/{served.process.pid}/status").read_text()
                     peak = int(status.split("VmHWM:")[1].split()[0]) * 1024
-                    print(served.stop().strip().splitlines()[-1])
+                    words = served.stop().strip().splitlines()[-1]
+                    print(words)
+                    said = told(words)
         found = stored(folder)
-        kept = {number - number % arguments.spans for number in found}
+        kept = {number - number % IDS_PER_SENDER % arguments.spans for number in found}
         lost = len(acknowledged - kept) * arguments.spans
         n_acknowledged = len(acknowledged) * arguments.spans
         rate = n_acknowledged / arguments.seconds
@@ -117,6 +134,8 @@ def main() -> int:
         agree = lost == 0 and sent == n_acknowledged + put_off
         if not arguments.kill:
             agree = agree and len(found) == n_acknowledged
+            agree = agree and said == (sent, n_acknowledged, put_off)
+        print("all sides agree" if agree else "they disagree")
     return int(not agree)
 
 
