@@ -65,6 +65,24 @@ def test_slow_is_five_times_the_alone_cost_and_a_second_more(
     assert judge([row(ttft=ttft, alone=alone)] * 20)["ttft"].is_visible == slow
 
 
+@pytest.mark.parametrize(
+    ("spacing_ms", "n_engines", "visible"),
+    [(10_000.0, 1, True), (1_000.0, 1, False), (1_000.0, 4, True), (400.0, 1, True)],
+    ids=["a tenth busy", "half busy", "half of one in four", "more than it can take"],
+)
+def test_a_busy_engine_shares_more(spacing_ms: float, n_engines: int, visible: bool) -> None:
+    rows = [
+        row(ttft=3500.0, alone=500.0)
+        | {"arrival_ns": int(i * spacing_ms * 1e6), "engine_id": f"e{i % n_engines}"}
+        | {"alone_prefill_ms": 500.0}
+        for i in range(40)
+    ]
+    found = judge(rows)["ttft"]
+    assert found.is_visible == visible
+    if spacing_ms == 1_000.0 and n_engines == 1:
+        assert found.factor == pytest.approx(10.0, rel=0.1)
+
+
 def test_a_few_slow_ones_hint_only() -> None:
     found = judge([row(ttft=1000.0)] * 3 + [row()] * 15)["ttft"]
     assert (found.is_visible, found.is_hinted) == (False, True)

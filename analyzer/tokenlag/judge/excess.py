@@ -33,6 +33,8 @@ MOVED_MS = 20.0
 MIN_REQUESTS = 10
 MIN_SLOW = 8
 MIN_SLOW_HINT = 3
+# What an engine's load excuses ends at three quarters: beyond, queues grow by themselves.
+MAX_EXCUSED_LOAD = 0.75
 N_BLOCKS = 20
 Z_90 = 1.645
 N_STRETCHES = 8
@@ -48,7 +50,7 @@ class Excess:
     `alone_ms` and `rise_ms` are sums over requests (or gaps); NaN where it cannot be known.
     `is_visible`: worth a verdict. `is_hinted`: too few to call, yet enough not to call it
     healthy where the parts that would explain it were not recorded. `slow`: which requests
-    are slow by it.
+    are slow by it. `factor`: above so many times the alone cost a request counts as slow.
     """
 
     symptom: str
@@ -58,6 +60,7 @@ class Excess:
     is_hinted: bool
     slow: npt.NDArray[np.bool_]
     reason: str
+    factor: float = SLOW_FACTOR
 
 
 def find_excess(
@@ -79,8 +82,9 @@ def find_excess(
         # The client's own concurrency fills that queue; it says nothing of the service.
         ttft_over = ttft_over - np.nan_to_num(requests.floats("queue_ms"), nan=0.0)
     alone_ms, later = requests.floats("alone_ttft_ms"), ~requests.bools("is_first_wave")
-    slow = _above(ttft_over, alone_ms, SLOW_FACTOR, SLOW_MS) & later
-    hint = _above(ttft_over, alone_ms, HINT_FACTOR, HINT_MS) & later
+    shared = _sharing(requests)
+    slow = _above(ttft_over, alone_ms, SLOW_FACTOR * shared, SLOW_MS) & later
+    hint = _above(ttft_over, alone_ms, HINT_FACTOR * shared, HINT_MS) & later
     nobody = np.zeros(n, dtype=bool)
     for metric, factor, column in (
         ("ttft", "total", "ttft_ms"), ("e2e", "total", "e2e_ms"), ("decode", "rate", "tpot_ms"),
@@ -99,11 +103,27 @@ def find_excess(
     if is_closed_loop:
         e2e_over = e2e_over - np.nan_to_num(requests.floats("queue_ms"), nan=0.0)
     return {
-        "ttft": _one("ttft", ttft_over, (slow, hint), moved.get(("ttft", "total"))),
+        "ttft": _one("ttft", ttft_over, (slow, hint), moved.get(("ttft", "total")), shared),
         "itl": _itl(itl_excess_ms, moved.get(("decode", "rate")), requests),
         "e2e": _one("e2e", e2e_over, (nobody, nobody), moved.get(("e2e", "total"))),
         "client": _client(requests, baseline),
     }  # fmt: skip
+
+
+def _sharing(requests: Requests) -> float:
+    """By what factor the requests' own load lengthens what they take on a shared engine.
+
+    `1 ÷ (1 − load)`, as of any server that is shared; the load is what their prompts would take
+    alone over the time of the engines. Alone costs know nothing of queues, limits and other
+    faults, so that none of these excuses itself; nor is more excused than engines can take.
+    """
+    alone, arrival = requests.floats("alone_prefill_ms"), requests.floats("arrival_ns")
+    engines = {e for e in requests.objects("engine_id").tolist() if e is not None}
+    time_ms = max(len(engines), 1) * float(np.ptp(arrival)) / 1e6 if len(arrival) else 0.0
+    asked_ms = float(np.nansum(alone * requests.floats("weight")))
+    if not 0.0 < asked_ms < time_ms:
+        return 1.0
+    return 1.0 / (1.0 - min(asked_ms / time_ms, MAX_EXCUSED_LOAD))
 
 
 def _above(
@@ -165,6 +185,7 @@ def _one(
     over_ms: Floats,
     above: tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]],
     change: tuple[float, float | None, float | None] | None,
+    shared: float = 1.0,
 ) -> Excess:
     n, known = len(over_ms), np.isfinite(over_ms)
     alone = float(np.maximum(over_ms[known], 0.0).sum()) if known.any() else float("nan")
@@ -179,13 +200,15 @@ def _one(
     if many or hinted:
         n_slow, factor = (slow.sum(), SLOW_FACTOR) if many else (hint.sum(), HINT_FACTOR)
         reason = (
-            f"{n_slow} of {int(known.sum())} requests take over {factor:.0f} times their alone cost"
+            f"{n_slow} of {int(known.sum())} requests take over {factor * shared:.0f} times "
+            "their alone cost"
         )
     if moved and change is not None:
         reason = f"the mean rose by {change[0]:.0f} ms over the baseline"
     return Excess(
-        symptom, alone, rise, bool(many or moved), bool(hinted), slow if many else hint, reason
-    )
+        symptom, alone, rise, bool(many or moved), bool(hinted), slow if many else hint, reason,
+        SLOW_FACTOR * shared,
+    )  # fmt: skip
 
 
 def _itl(

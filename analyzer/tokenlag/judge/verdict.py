@@ -207,7 +207,9 @@ def _basis(situation: Situation) -> str:
     if "baseline" in situation.capabilities:
         return "no mean rose by 30 % over the baseline"
     if np.isfinite(situation.excess["ttft"].alone_ms):
-        return "fewer than one request in ten is above five times its alone cost (no baseline)"
+        factor = situation.excess["ttft"].factor
+        return f"fewer than one request in ten is above {factor:.0f} times its alone cost " \
+            "(no baseline)"  # fmt: skip
     return "there is neither a baseline nor an alone cost to compare with, so only " \
         "waiting could be judged"  # fmt: skip
 
