@@ -4,6 +4,8 @@
     python benchmarks/accuracy.py --cases 60 --seed 5 --show-misses
     python benchmarks/accuracy.py --case 17 --seed 5        one case, with what was found
     python benchmarks/accuracy.py --healthy-hours 300       false alarms alone; see `healthy.py`
+    python benchmarks/accuracy.py --set pairs --cases 40    two faults at once, or `fleets`, or
+                                                            `missing`; see `variety.py`
 
 Each fault's case is compared with its own healthy twin: only where the fault moved the symptom
 by a fifth does it count for top-1 (others are told apart as `small`). Two-period cases start
@@ -304,10 +306,18 @@ def main() -> int:
     parser.add_argument("--case", type=int, help="only this number, with what was found")
     parser.add_argument("--healthy-hours", type=float, help="so many hours of healthy windows")
     parser.add_argument("--healthy-window", type=int, help="only this one, with what was found")
+    parser.add_argument("--set", choices=("pairs", "fleets", "missing"), dest="set_name")
     parser.add_argument("--rows", type=Path, help="print the tables of rows that are there")
     parser.add_argument("--show-misses", action="store_true")
     parser.add_argument("-o", "--out", type=Path, help="rows, as JSON lines")
     options = parser.parse_args()
+    if options.set_name is not None:
+        import variety
+
+        return variety.run_set(
+            options.set_name, options.case, range(options.cases), options.seed, options.jobs,
+            options.out,
+        )  # fmt: skip
     if options.case is not None:
         print(json.dumps(run_case(options.case, options.seed, options.kind), indent=1))
         return 0
@@ -319,6 +329,10 @@ def main() -> int:
         rows = [json.loads(line) for line in options.rows.read_text().splitlines()]
         if rows and "is_strained" in rows[0]:
             healthy.report(rows)
+        elif rows and "set" in rows[0]:
+            import variety
+
+            variety.report([row | variety.judge(row) for row in rows])
         else:
             report([row for row in rows if "kind" in row])
         return 0

@@ -46,15 +46,20 @@ def run_variety(set_name: str, number: int, seed: int) -> dict[str, Any]:
     bad = run(case.recipe)
     twin = run(case.twin) if case.parts else bad
     from_s = case.change_s or 0.0
-    before = _seen(twin, from_s)
+    whole, before = _seen(bad, from_s), _seen(twin, from_s)
+    is_pair = len(case.parts) == 2
+    alone = [_seen(run(part.alone), from_s) if is_pair else whole for part in case.parts]
     parts = []
-    for part in case.parts:
-        seen = _seen(bad if part.alone == case.recipe else run(part.alone), from_s)
+    for part, own, rest in zip(
+        case.parts, alone, reversed(alone) if is_pair else [before], strict=False
+    ):
+        # Put in, and taken out of the whole: one fault may hide another, or make it larger.
+        steps = [(before, own), (rest, whole)]
         parts.append(
             {
                 "kind": part.kind, "cause": part.cause, "right": sorted(part.right),
-                "moved": _rise(before, seen, part.symptom),
-                "lost_s": round(sum(seen["e2e"]) - sum(before["e2e"]), 1),
+                "moved": min(_rise(a, b, part.symptom) for a, b in steps),
+                "lost_s": round(_mean([_lost_s(a, b, part.symptom) for a, b in steps]), 1),
             }
         )  # fmt: skip
     with tempfile.TemporaryDirectory() as name:
@@ -138,6 +143,13 @@ def _rise(before: dict[str, list[float]], after: dict[str, list[float]], symptom
             pairs.append((_p90(before[name]), _p90(after[name])))
         rises += [b / a - 1 for a, b in pairs if a > 0]
     return round(max(rises), 3)
+
+
+def _lost_s(before: dict[str, list[float]], after: dict[str, list[float]], symptom: str) -> float:
+    """Time lost in the symptom, summed over requests."""
+    name = "ttft" if symptom == "ttft" else "e2e"
+    lost = sum(after[name]) - sum(before[name])
+    return lost - (sum(after["ttft"]) - sum(before["ttft"]) if symptom == "itl" else 0.0)
 
 
 def _mean(values: list[float]) -> float:
@@ -270,15 +282,27 @@ def main() -> int:
         return 0
     if options.set_name is None:
         parser.error("--set or --rows is needed")
-    if options.case is not None:
-        print(json.dumps(run_variety(options.set_name, options.case, options.seed), indent=1))
-        return 0
-    out = options.out or RESULTS / f"{options.set_name}-{options.seed}.jsonl"
-    out.parent.mkdir(parents=True, exist_ok=True)
     numbers = range(options.first, options.first + options.cases)
+    return run_set(
+        options.set_name, options.case, numbers, options.seed, options.jobs, options.out
+    )  # fmt: skip
+
+
+def run_set(
+    set_name: str, case: int | None, numbers: range, seed: int, jobs: int, out: Path | None
+) -> int:
+    """One case with what was found, or many as rows and tables; returns an exit status.
+
+    Rows go to `out` as they come: anew from case 0 on, else behind those that are there.
+    """
+    if case is not None:
+        print(json.dumps(run_variety(set_name, case, seed), indent=1))
+        return 0
+    out = out or RESULTS / f"{set_name}-{seed}.jsonl"
+    out.parent.mkdir(parents=True, exist_ok=True)
     rows = []
-    with out.open("a" if options.first else "w", encoding="utf-8") as file:
-        for row in _run_all(options.set_name, numbers, options.seed, options.jobs):
+    with out.open("a" if numbers.start else "w", encoding="utf-8") as file:
+        for row in _run_all(set_name, numbers, seed, jobs):
             rows.append(row)
             file.write(json.dumps(row) + "\n")
             file.flush()
