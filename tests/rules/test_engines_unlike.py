@@ -11,6 +11,9 @@ import msgspec
 import pytest
 from tokenlag.judge.diagnosis import Diagnosis
 from tokenlag.pipeline import Request, diagnose
+from tokenlag.simulate.recipe import load_recipe
+from tokenlag.simulate.run import run
+from tokenlag.simulate.traces import write_traces
 
 from tests.rules.lab import Fixture, Lab, causes
 
@@ -63,3 +66,25 @@ def test_the_same_model_everywhere_still_shows_the_slow_one(lab: Lab, tmp_path: 
     path = tmp_path / "named.jsonl"
     with_resource(source, path, "tokenlag.model.name", dict.fromkeys(found.coverage.engines, "one"))
     assert causes(judged(path)) == ["slow-replica"]
+
+
+def without_steps(lab: Lab, tmp_path: Path, variant: str) -> Diagnosis:
+    """S05's variant of which no engine recorded steps."""
+    path = tmp_path / f"{variant}.jsonl"
+    done = run(load_recipe("S05"), variant=variant)
+    write_traces(done, path, drop=("steps",))
+    return judged(path)
+
+
+def test_without_steps_the_time_per_token_shows_the_slow_one(lab: Lab, tmp_path: Path) -> None:
+    found = without_steps(lab, tmp_path, SLOW)
+    assert found.verdict.cause == "slow-replica", found.verdict.summary
+    assert found.findings[0].engines == judged(lab.traces(Fixture("S05", SLOW))).findings[0].engines
+    assert found.findings[0].facts["basis"] == "request spans"
+
+
+@pytest.mark.parametrize("variant", ["control", "least-loaded", "affinity"])
+def test_without_steps_more_work_is_no_slow_engine(lab: Lab, tmp_path: Path, variant: str) -> None:
+    base = load_recipe("S05").base
+    found = without_steps(lab, tmp_path, base if variant == "affinity" else variant)
+    assert "slow-replica" not in {f.rule for f in found.findings}
