@@ -132,6 +132,47 @@ def test_another_tests_traces_are_not_joined(store: Store, tmp_path: Path, peak:
     assert any("none of the traces' by time; they stand apart" in text for text in notes)
 
 
+def in_chunks(path: Path, n_tokens: int, n_added: int = 0) -> None:
+    """Makes the result one of a tool that counts chunks, of so many tokens each, as tokens."""
+    told = json.loads(path.read_text())
+    for at, gaps in enumerate(told["itls"]):
+        merged = [sum(gaps[i : i + n_tokens]) for i in range(0, len(gaps), n_tokens)]
+        told["itls"][at], told["output_lens"][at] = merged, len(merged) + 1
+        told["input_lens"][at] -= n_added
+    path.write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize("n_added", [0, 23])
+def test_chunks_that_are_counted_as_tokens_are_told(
+    store: Store, tmp_path: Path, peak: Run, traces_of: Traces, n_added: int
+) -> None:
+    """Outputs' lengths are of no use then; prompts' are, but for what a template adds."""
+    for name in ("data", "work"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "data" / "t.jsonl").symlink_to(traces_of(peak, "contract"))
+    write_result(peak, tmp_path / "data" / "r.json", "vllm", end_ns=DEFAULT_END_NS)
+    in_chunks(tmp_path / "data" / "r.json", 4, n_added)
+    load_traces(store, [tmp_path / "data"], work_dir=tmp_path / "work")
+    found = dict(store.fetchall("select dialects, count(*) from requests group by all"))
+    n = len(samples_of(peak))
+    assert found.get("contract,load-test", 0) > 0.95 * n
+    (text,) = [t for (t,) in store.fetchall("select text from read_notes") if "counts chunks" in t]
+    factor = float(text.split("the server made ")[1].split()[0])
+    assert 3 < factor <= 4
+    # Who is whom is right: each answer ends with the server's, but for the way out.
+    apart = store.fetchall(
+        "select (client_end_ns - end_ns) / 1e6 from requests where dialects = 'contract,load-test'"
+    )
+    assert np.median([abs(ms) for (ms,) in apart]) < 50
+
+
+def test_a_load_test_that_counts_as_the_server_gets_no_such_note(
+    store: Store, tmp_path: Path, peak: Run, traces_of: Traces
+) -> None:
+    loaded(store, tmp_path, peak, "aiperf", traces_of(peak, "vllm"))
+    assert store.scalar("select count(*) from read_notes where kind = 'load_test_counts'") == 0
+
+
 def test_alone_it_is_a_client(store: Store, tmp_path: Path, peak: Run) -> None:
     path = tmp_path / "r.json"
     write_result(peak, path, "guidellm", end_ns=DEFAULT_END_NS)

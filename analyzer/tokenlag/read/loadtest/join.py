@@ -3,7 +3,8 @@
 Clocks of two hosts differ, and some tools stamp with a counter of their own. So the offset is
 found first: of all pairs of a send and an arrival with equal numbers of output tokens, the
 true ones agree on one difference while the others scatter. Only an offset on which most of
-the requests agree is believed.
+the requests agree is believed. A tool that counts chunks as tokens tells no output's length;
+then prompts' lengths serve, which differ by what the server's template adds.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ MAX_PAIRS: Final = 4_000_000
 MIN_AGREE_FRAC: Final = 0.5
 CLEAR: Final = 1.5  # times as many votes as for any other offset
 MIN_VOTES: Final = 5
+MAX_ADDED: Final = 2048  # tokens of a chat's template and system prompt
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,12 @@ class Side:
     Args:
         at_ns: when it was sent, or arrived.
         end_ns: when it was answered; what tells those apart that were sent at one moment.
-        n_output: its output tokens; -1 is unknown.
+        length: in tokens, of the output or of the prompt; -1 is unknown.
     """
 
     at_ns: Ints
     end_ns: Ints
-    n_output: Ints
+    length: Ints
 
 
 @dataclass(frozen=True)
@@ -62,24 +64,43 @@ def join_by_time(client: Side, server: Side, *, has_wall_clock: bool) -> Joined 
     offset_ns = _offset(client, server, has_wall_clock=has_wall_clock)
     if offset_ns is None:
         return None
-    shifted = Side(client.at_ns + offset_ns, client.end_ns + offset_ns, client.n_output)
+    shifted = Side(client.at_ns + offset_ns, client.end_ns + offset_ns, client.length)
     pairs = _pairs(shifted, server)
     if len(pairs[0]) < MIN_AGREE_FRAC * min(len(client.at_ns), len(server.at_ns)):
         return None
     return Joined(pairs[0], pairs[1], offset_ns)
 
 
+def added_tokens(client: Ints, server: Ints) -> int:
+    """Returns by how many tokens the server's prompts are longer: what most pairs differ by.
+
+    Args:
+        client: prompt tokens as the load test counts them; -1 is unknown.
+        server: as the server does.
+    """
+    some = client[client >= 0][:MAX_SAMPLE]
+    others = server[server >= 0][: MAX_PAIRS // MAX_SAMPLE]
+    if not len(some) or not len(others):
+        return 0
+    apart = (others[None, :] - some[:, None]).ravel()
+    apart = apart[np.abs(apart) <= MAX_ADDED]
+    if not len(apart):
+        return 0
+    votes = np.bincount(apart + MAX_ADDED, minlength=2 * MAX_ADDED + 1)
+    return int(np.argmax(votes)) - MAX_ADDED
+
+
 def _offset(client: Side, server: Side, *, has_wall_clock: bool) -> int | None:
     """The difference arrival − send on which most pairs agree; the least of them."""
-    n_of = dict(zip(*np.unique(server.n_output, return_counts=True), strict=True))
+    n_of = dict(zip(*np.unique(server.length, return_counts=True), strict=True))
     # Requests with rare lengths say most.
-    rarity = np.array([n_of.get(n, 0) for n in client.n_output.tolist()])
+    rarity = np.array([n_of.get(n, 0) for n in client.length.tolist()])
     known = np.flatnonzero(rarity > 0)
     chosen = known[np.argsort(rarity[known], kind="stable")][:MAX_SAMPLE]
     differences = []
     n_pairs = 0
     for i in chosen.tolist():
-        arrivals = server.at_ns[server.n_output == client.n_output[i]]
+        arrivals = server.at_ns[server.length == client.length[i]]
         n_pairs += len(arrivals)
         if n_pairs > MAX_PAIRS:
             break
@@ -107,11 +128,11 @@ def _pairs(client: Side, server: Side) -> tuple[Ints, Ints]:
     """One-to-one pairs of equal length, in order of time: the first arrival after each send."""
     by_length: dict[int, list[int]] = {}
     for j in _order(server):
-        by_length.setdefault(int(server.n_output[j]), []).append(j)
+        by_length.setdefault(int(server.length[j]), []).append(j)
     next_of = dict.fromkeys(by_length, 0)
     found: list[tuple[int, int]] = []
     for i in _order(client):
-        length = int(client.n_output[i])
+        length = int(client.length[i])
         waiting = by_length.get(length, [])
         at = next_of.get(length, 0)
         earliest = client.at_ns[i] - BIN_NS
