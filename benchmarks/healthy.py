@@ -107,11 +107,12 @@ def _diagnosed(request: Any) -> dict[str, Any]:
     began = time.process_time()
     outcome = diagnose(request, now_ns=0, tz=UTC)
     diagnosis = outcome.diagnosis
+    is_healthy = diagnosis.verdict.status == "healthy"
     findings = [f for f in diagnosis.findings if f.severity == "problem" and f.confidence >= STATED]
     return {
         "status": diagnosis.verdict.status,
         "said": diagnosis.verdict.cause,
-        "summary": diagnosis.verdict.summary,
+        "summary": None if is_healthy else diagnosis.verdict.summary,
         "confidence": round(findings[0].confidence, 3) if findings else None,
         "findings": [
             [f.rule, round(f.confidence, 2), round(f.effect_ms or 0), f.summary] for f in findings

@@ -23,9 +23,9 @@ def short(shape: str, **engine: Any) -> Recipe:
     """The recipe of a short window of a shape, with other limits."""
     window = next(
         w
-        for n in range(2000)
+        for n in range(1000)
         if (w := healthy_window(n, 1)).shape == shape
-        and w.length_s < 200
+        and w.length_s < 300
         and w.compared != "earlier"
         and w.engines == 1
     )
