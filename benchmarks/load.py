@@ -2,6 +2,7 @@
 
     python benchmarks/load.py                      500,000 spans, three repeats
     python benchmarks/load.py --spans 100000 --repeats 1
+    python benchmarks/load.py --only ours          without the others' ways
     python benchmarks/load.py --format all --spans 1000000 5000000 --repeats 1
 
 The formats are OTLP JSON (the default), OTLP protobuf, Jaeger JSON and native Parquet;
@@ -13,6 +14,9 @@ ours keep. Every method runs in a process of its own; its memory is the sum of t
 memory of that process and its children, sampled every 20 ms, which counts shared libraries
 once for each process. The processor time, of all cores and with starting Python, says more
 than the clock where other things run on the machine.
+
+Two more things are measured for OTLP JSON: reading the same file again out of the cache, which a
+process of the same shape has filled before, and what the second worker gains.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -42,6 +47,7 @@ OURS_TABLES = "ours, bytes to canonical tables"
 FIELDS = {"str": "stringValue", "int": "intValue", "float": "doubleValue", "bool": "boolValue"}
 N_BYTES_FOR_KEYS = 64 * 2**20
 SAMPLE_S = 0.02
+CACHE, CACHE_BYTES = "tokenlag-benchmark-cache", 8 * 2**30
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -113,6 +119,44 @@ def span_rows(data: Path, work_dir: Path) -> int:
     return read_spans([data], work_dir, CONTRACT).n_spans
 
 
+def rows_by(n_workers: int) -> Method:
+    """Returns the method that reads into span rows with so many workers."""
+
+    def run(data: Path, work_dir: Path) -> int:
+        from tokenlag.read.reading import read_spans
+        from tokenlag.read.vocabulary import CONTRACT
+
+        return read_spans([data], work_dir, CONTRACT, n_workers=n_workers).n_spans
+
+    return run
+
+
+def kept_rows(data: Path, work_dir: Path) -> int:
+    """Reads into span rows out of the cache beside the data; the first run fills it."""
+    from tokenlag.read.kept import rows_schema
+    from tokenlag.read.reading import read_spans
+    from tokenlag.read.vocabulary import CONTRACT
+    from tokenlag.store.cache import Cache
+
+    with Cache(data.parent / CACHE, rows_schema(CONTRACT), CACHE_BYTES) as cache:
+        return read_spans([data], work_dir, CONTRACT, cache=cache).n_spans
+
+
+def kept_tables(data: Path, work_dir: Path) -> int:
+    """Reads into the canonical tables out of the cache beside the data; the first run fills it."""
+    from tokenlag.pipeline import DEFAULT_MEMORY
+    from tokenlag.read.kept import rows_schema
+    from tokenlag.read.load import load_traces, vocabulary
+    from tokenlag.store.cache import Cache
+    from tokenlag.store.connection import Store
+
+    with (
+        Cache(data.parent / CACHE, rows_schema(vocabulary()), CACHE_BYTES) as cache,
+        Store(memory_limit=DEFAULT_MEMORY) as store,
+    ):
+        return load_traces(store, [data], work_dir=work_dir, cache=cache).n_spans
+
+
 def canonical(data: Path, work_dir: Path) -> int:
     """Reads into the canonical tables, with the memory that `diagnose` gives them."""
     from tokenlag.pipeline import DEFAULT_MEMORY
@@ -125,8 +169,19 @@ def canonical(data: Path, work_dir: Path) -> int:
 
 OURS: dict[str, Method] = {"ours, bytes to span rows": span_rows, OURS_TABLES: canonical}
 SQL: dict[str, Method] = {REFERENCE: duckdb_sql, REFERENCE_TABLES: duckdb_tables}
+KEPT: dict[str, Method] = {
+    "ours, cache to span rows": kept_rows,
+    "ours, cache to canonical tables": kept_tables,
+}
+WORKERS: dict[str, Method] = {
+    "ours to span rows, one worker": rows_by(1),
+    "ours to span rows, two workers": rows_by(2),
+}
 METHODS: dict[str, dict[str, Method]] = {
-    name: (SQL if name == OTLP_JSON else {}) | references | OURS
+    name: (SQL if name == OTLP_JSON else {})
+    | references
+    | OURS
+    | (KEPT | WORKERS if name == OTLP_JSON else {})
     for name, references in REFERENCES.items()
 }
 
@@ -175,14 +230,19 @@ def run_one(name: str, method: str, data: Path) -> None:
     print(json.dumps({"seconds": seconds, "n_spans": n_spans}))
 
 
-def compare(name: str, data: Path, n_repeats: int) -> None:
-    """Runs all methods in turn, several times, and prints the medians."""
-    runs: dict[str, list[dict[str, float]]] = {method: [] for method in METHODS[name]}
+def compare(name: str, data: Path, n_repeats: int, only: str = "") -> None:
+    """Runs the methods whose names hold a text in turn, several times; prints the medians."""
+    methods = [method for method in METHODS[name] if only in method]
+    runs: dict[str, list[dict[str, float]]] = {method: [] for method in methods}
+    for method in KEPT:
+        if method in runs:
+            measure(name, method, data)  # fills the cache
     for _ in range(n_repeats):
-        for method in METHODS[name]:
+        for method in methods:
             run = measure(name, method, data)
             if run:
                 runs[method].append(run)
+    shutil.rmtree(data.parent / CACHE, ignore_errors=True)
     first = next((results for results in runs.values() if results), None)
     if first is None:
         return
@@ -216,13 +276,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--format", choices=[*METHODS, "all"], default=OTLP_JSON)
     parser.add_argument("--data", type=Path, help="measure this file instead of making one")
+    parser.add_argument("--only", default="", metavar="TEXT", help="methods whose names hold it")
     parser.add_argument("--method", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.method:
         run_one(arguments.format, arguments.method, arguments.data)
         return
     if arguments.data:
-        compare(arguments.format, arguments.data, arguments.repeats)
+        compare(arguments.format, arguments.data, arguments.repeats, arguments.only)
         return
     from benchmarks.formats import WRITERS
 
@@ -233,7 +294,7 @@ def main() -> None:
                 file_name, write = WRITERS[name]
                 print(f"{name}: making {n_spans:,} spans …", file=sys.stderr)
                 write(Path(folder) / file_name, n_spans)
-                compare(name, Path(folder) / file_name, arguments.repeats)
+                compare(name, Path(folder) / file_name, arguments.repeats, arguments.only)
 
 
 if __name__ == "__main__":
