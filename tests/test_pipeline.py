@@ -155,6 +155,20 @@ def test_no_request_at_all_is_said(store: Store) -> None:
         choose(store, baseline_traces=["other/"])
 
 
+def test_steps_without_requests_are_not_called_unknown_spans(store: Store) -> None:
+    add(store, "epochs", {"epoch_key": 0, "dataset": 0, "engine_id": "e0"})
+    step = {
+        "start_ns": T0, "end_ns": T0 + S, "cadence_ms": 1000.0, "n_prefill_tokens": 0,
+        "n_chunks": 0, "attention_work": 0.0, "n_decode": 1, "n_new_tokens": 1,
+        "n_preempted": 0, "is_after_hole": False,
+    }  # fmt: skip
+    add(store, "steps", *({"epoch_key": 0, "step_index": i, **step} for i in range(3)))
+    with pytest.raises(UsageError, match="no request in traces/") as caught:
+        choose(store)
+    assert "3 engine steps of e0" in str(caught.value)
+    assert "none that a dialect knows" not in str(caught.value)
+
+
 # --- the whole of it --------------------------------------------------------------------------
 
 

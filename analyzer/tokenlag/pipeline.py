@@ -253,10 +253,7 @@ def choose_windows(store: Store, request: Request, *, now_ns: int, tz: tzinfo) -
 
     span = _span(store, 0)
     if span is None:
-        raise UsageError(
-            f"no request in {', '.join(request.paths)}",
-            hint="the spans are none that a dialect knows; see `diagnose schema`",
-        )
+        raise _no_request(store, 0, request.paths)
     start_ns, end_ns = span
     if request.baseline and request.baseline_traces:
         raise UsageError("--baseline and --baseline-traces exclude each other")
@@ -270,7 +267,7 @@ def choose_windows(store: Store, request: Request, *, now_ns: int, tz: tzinfo) -
     if request.baseline_traces:
         other = _span(store, 1)
         if other is None:
-            raise UsageError(f"no request in {', '.join(request.baseline_traces)}")
+            raise _no_request(store, 1, request.baseline_traces)
         row = WindowRow("baseline", 1, other[0], other[1] + 1, "traces")
         return Choice(window, [current, row], "--baseline-traces")
     earlier = None
@@ -301,6 +298,22 @@ def choose_windows(store: Store, request: Request, *, now_ns: int, tz: tzinfo) -
             f"the window before {format_time(change_ns, tz)}, when the requests' make-up changed",
         )
     return Choice(window, [current], None)
+
+
+def _no_request(store: Store, dataset: int, paths: Sequence[str]) -> UsageError:
+    """That these paths hold no request, and what they hold instead."""
+    ((n_steps, engines),) = store.fetchall(
+        "select count(*), string_agg(distinct e.engine_id, ', ' order by e.engine_id) "
+        "from steps s join epochs e using (epoch_key) where e.dataset = ?",
+        [dataset],
+    )
+    hint = "the spans are none that a dialect knows; see `diagnose schema`"
+    if n_steps:
+        hint = (
+            f"there are {n_steps} engine steps of {engines}, and nothing that says what a request "
+            "saw: name the file or folder of the request spans too, if they went elsewhere"
+        )
+    return UsageError(f"no request in {', '.join(paths)}", hint=hint)
 
 
 def _span(store: Store, dataset: int) -> tuple[int, int] | None:
