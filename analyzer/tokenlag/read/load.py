@@ -14,6 +14,7 @@ from tokenlag.errors import InputError
 from tokenlag.read.dialects import (
     DIALECTS,
     PACKAGE,
+    event_columns,
     event_names,
     link_names,
     resource_columns,
@@ -44,6 +45,7 @@ def vocabulary() -> Vocabulary:
         span=dict(span_columns().values()),
         resource=dict(resource_columns().values()),
         event_names=event_names(),
+        event=event_columns(),
         link_names=link_names(),
     )
 
@@ -264,7 +266,8 @@ def _make_views(
             "create or replace view staging.span_events as select null::varchar as trace_id, "
             "null::varchar as span_id, null::bigint as time_ns, null::varchar as name, "
             f"null::varchar as {sql_identifier(LINK_TRACE_ID)}, "
-            f"null::varchar as {sql_identifier(LINK_SPAN_ID)} where false"
+            f"null::varchar as {sql_identifier(LINK_SPAN_ID)}, "
+            f"{', '.join(f'null as {sql_identifier(key)}' for key in event_columns())} where false"
         )
 
 

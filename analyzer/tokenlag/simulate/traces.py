@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenlag.errors import InputError
-from tokenlag.simulate import emit_vllm
+from tokenlag.simulate import emit_sglang, emit_vllm
 from tokenlag.simulate.emit_contract import ContractEmitter
 from tokenlag.simulate.otlp_json import Scope, write_lines
 from tokenlag.simulate.run import Run
 from tokenlag.simulate.timeline import DEFAULT_END_NS, Timeline, resource_of
 
-FORMS = ("contract", "compact", "vllm")
+ENGINES = {"vllm": emit_vllm, "sglang": emit_sglang}  # as they write without a recorder
+FORMS = ("contract", "compact", *ENGINES)
 
 DROPS = {
     "steps": "no llm.engine_step spans",
@@ -77,7 +78,7 @@ def write_traces(
     Args:
         run: the run.
         path: `.jsonl`, `.jsonl.gz` or `.jsonl.zst`; folders are made.
-        form: `contract`, `compact` or `vllm`.
+        form: `contract`, `compact`, `vllm` or `sglang`.
         drop: names from `DROPS`: what is not recorded.
         end_ns: unix ns of the last span's end; by default a fixed day in 2026.
         damage: losses, sampling, duplicates, clock skew.
@@ -99,10 +100,11 @@ def write_traces(
         end_ns=DEFAULT_END_NS if end_ns is None else end_ns,
         client_skew_ns=round((damage.client_skew_ms + run.variant.edge.client_skew_ms) * 1e6),
     )
-    if form == "vllm":
-        spans = list(emit_vllm.spans(run, timeline))
-        resources = [emit_vllm.resource_of(run, log) for log in run.epochs]
-        scopes = [emit_vllm.SCOPE] * len(resources)
+    if form in ENGINES:
+        engine = ENGINES[form]
+        spans = list(engine.spans(run, timeline))
+        resources = [engine.resource_of(run, log) for log in run.epochs]
+        scopes = [engine.SCOPE] * len(resources)
     else:
         emitter = ContractEmitter(
             run,

@@ -184,7 +184,8 @@ insert into quality
 select ${dataset}, kind, place, sum(n), null, any_value(text)
 from read_notes
 where dataset = ${dataset} and kind in ('duplicate_spans', 'duplicate_steps', 'membership_mismatch',
-    'lost_roots', 'unowned_phases', 'hidden_requeue', 'impossible_ttft', 'bad_steps', 'bad_spans', 'milliseconds')
+    'lost_roots', 'unowned_phases', 'hidden_requeue', 'impossible_ttft', 'bad_steps', 'bad_spans', 'milliseconds',
+    'reconstructed_steps', 'hidden_steps', 'tgi_batches', 'tgi_servers', 'tgi_first_token')
 group by kind, place;
 
 -- --- Little's law ---------------------------------------------------------------------------------

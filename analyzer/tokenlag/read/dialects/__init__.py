@@ -28,6 +28,7 @@ class Dialect:
         keys: column name → (attribute key, type) for keys outside the conventions.
         resource_keys: the same for resource attributes; columns get `res_` before them.
         event_names: span events that the script reads.
+        event_keys: their attributes, by type; columns of `span_events` have the keys' names.
         link_names: names of spans whose links the script reads, as events named `link`.
         span_names: an RE2 pattern that some span's name matches if the dialect is there at
             all; without such a name the scripts are not run. None: always run.
@@ -39,6 +40,7 @@ class Dialect:
     keys: dict[str, tuple[str, str]] = field(default_factory=dict)
     resource_keys: dict[str, tuple[str, str]] = field(default_factory=dict)
     event_names: frozenset[str] = frozenset()
+    event_keys: dict[str, str] = field(default_factory=dict)
     link_names: frozenset[str] = frozenset()
     span_names: str | None = None
 
@@ -128,7 +130,7 @@ DIALECTS: Final[tuple[Dialect, ...]] = (
     Dialect(
         "sglang",
         3,
-        ("sglang.sql",),
+        ("sglang.sql", "sglang_steps.sql"),
         keys=_LATENCY_KEYS
         | {
             "rid": ("rid", "str"),
@@ -139,7 +141,8 @@ DIALECTS: Final[tuple[Dialect, ...]] = (
             "tp_rank": ("tp_rank", "int"),
             "dp_rank": ("dp_rank", "int"),
         },
-        event_names=frozenset({"retract"}),
+        event_names=frozenset({"retract", "schedule"}),
+        event_keys={"bid": "str", "batch_size": "int", "forward_mode": "str"},
         span_names="(^| )Req [0-9A-Za-z_-]",
     ),
     Dialect(
@@ -209,6 +212,11 @@ def resource_columns() -> dict[str, tuple[str, str]]:
 def event_names() -> frozenset[str]:
     """Names of span events that some dialect reads."""
     return frozenset().union(*(dialect.event_names for dialect in DIALECTS))
+
+
+def event_columns() -> dict[str, str]:
+    """Attributes of span events that some dialect reads, with their types."""
+    return {key: kind for dialect in DIALECTS for key, kind in dialect.event_keys.items()}
 
 
 def link_names() -> frozenset[str]:

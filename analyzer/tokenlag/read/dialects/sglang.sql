@@ -1,6 +1,7 @@
 -- SGLang's request slices: a root "<role> Req <first 8 of rid>", one span a thread below
 -- it, slices below those. Its attribute time_in_model_prefill *includes the queue*, so it
--- is a prefill only where there are no slices, and then says so.
+-- is a prefill only where there are no slices, and then says so. `sglang_steps.sql` makes
+-- steps of the slices and their events.
 
 create table staging.s_root as
 select
@@ -92,6 +93,11 @@ window together as (
     partition by tid, request_id, case when role = '' then sid end order by start_ns, sid
 );
 
+-- A handle for each request of an engine, by which steps name it.
+create table staging.s_handle as
+select sid, engine, row_number() over (partition by engine order by start_ns, sid) - 1 as request_index
+from s_member where engine is not null;
+
 create table staging.s_preempted as
 select m.sid, case when m.engine is not null then count(t.time_ns) end as n_preemptions
 from s_member m left join s_retract t on t.root = m.sid
@@ -121,14 +127,14 @@ group by m.rid;
 insert into st_sequences by name
 select
     m.sid as qid, m.rid, 'sglang' as dialect, 3 as trust,
-    coalesce(m.engine, m.instance, m.host, 'sglang') as engine_id, m.sequence,
+    coalesce(m.engine, m.instance, m.host, 'sglang') as engine_id, h.request_index, m.sequence,
     nullif(nullif(m.role, ''), 'null') as role,
     coalesce(
         (select min(b.start_ns) from s_engine e join s_below b on b.thread = e.thread
          where e.root = m.sid and b.depth >= 2),
         m.start_ns) as start_ns,
     m.end_ns, m.n_prompt, m.n_cached, m.n_output, p.n_preemptions
-from s_member m left join s_preempted p using (sid);
+from s_member m left join s_preempted p using (sid) left join s_handle h using (sid);
 
 insert into st_engines by name
 select distinct coalesce(engine, instance, host, 'sglang') as engine_id, 'sglang' as engine_name
