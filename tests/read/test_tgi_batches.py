@@ -108,20 +108,22 @@ def test_prompts_of_unknown_length_are_holes_and_not_steps(
     assert f"{n_left_out} batches of text-generation-inference took prompts" in notes(store)
 
 
-def test_requests_that_were_not_sampled_leave_the_members_unknown(
+def test_requests_that_were_not_sampled_are_counted_by_their_batches(
     served: Any, store: Store, tmp_path: Path
 ) -> None:
-    """A batch says how many were in it: where that is more than are here, nobody is named."""
+    """A batch says how many were in it, also where that is more than are here."""
     requests, batches = served
     made = [one for one in spans(*served, has_prompts=True)
             if one["name"] == "batch" or int(one["traceId"], 16) % 2]  # fmt: skip
     loaded(store, tmp_path, made)
     kept = {i for i in range(len(requests)) if (i + 1) % 2}
-    whole = {
-        index for index, one in enumerate(batches)
-        if one.decoding and set(one.decoding) <= kept
-    }  # fmt: skip
-    assert len(members(store)) == len(whole)
+    handles = {number: handle for handle, number in enumerate(sorted(kept))}
+    expected = {
+        index: {handles[i] for i in one.decoding if i in kept}
+        for index, one in enumerate(b for b in batches if {*b.prompts, *b.decoding} & kept)
+        if set(one.decoding) & kept
+    }
+    assert members(store) == expected  # each says of itself where it was
     counts = [n for (n,) in store.fetchall("select n_decode from steps where n_decode > 0")]
     assert sum(counts) == sum(len(b.decoding) for b in batches if set(b.decoding) & kept)
     assert "had requests of which no span is here" in notes(store)
@@ -204,3 +206,15 @@ def test_chunked_prompts_are_told_by_what_was_sent(store: Store, tmp_path: Path)
     # Of a chunk between the first and the last, in the batch of another prompt, nothing is there.
     assert all(told <= expected[step] for step, told in chunks.items())
     assert sum(told == expected[step] for step, told in chunks.items()) > 0.8 * len(expected)
+
+
+def test_streams_beside_prompts_of_unknown_length_give_no_steps(
+    store: Store, tmp_path: Path
+) -> None:
+    """Their tokens of those batches would be missing, and the time between others too long."""
+    requests = load(60, seed=8)
+    made = spans(requests, serve(requests, is_chunked=True), has_sends=True)
+    loaded(store, tmp_path, made)
+    assert store.scalar("select count(*) from steps") == 0
+    assert store.scalar("select count(ttft_ms) from requests") == 60
+    assert "streams decode in batches with prompts" in notes(store)

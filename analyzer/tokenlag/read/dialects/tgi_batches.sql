@@ -73,6 +73,15 @@ from t_batch
 where engine not in (from t_mixed)
   and engine not in (select engine_id from st_steps);  -- somebody else tells of its steps
 
+-- Where streams decode in batches that are no steps, the tokens that they got there would be
+-- missing, and what is between their others twice as long as it was.
+create table staging.t_vague as
+select engine, count(*) as n from t_step
+group by engine
+having count(*) filter (where not is_told and n_decoding > 0) > 0.02 * count(*);
+
+delete from t_step where engine in (select engine from t_vague);
+
 insert into st_steps by name
 select engine as engine_id, step_index, start_ns, end_ns,
     prompts as prefill_requests, prompt_tokens as prefill_tokens, prompt_context as prefill_context,
@@ -80,6 +89,16 @@ select engine as engine_id, step_index, start_ns, end_ns,
     count(*) filter (where not is_told) over (partition by engine order by step_index) as n_skipped,
     case when n_decoding > 0 and coalesce(n_others, 0) = 0 then list_aggregate(decoding, 'string_agg', ',') end as members
 from t_step qualify is_told;
+
+-- Whose spans are here is known of each, also where a batch had others.
+insert into st_decodes by name
+select rid as qid, min(step_index) as first_step, max(step_index) as last_step
+from (
+    select h.rid, s.step_index, s.step_index - row_number() over (partition by h.rid order by s.step_index) as run
+    from t_member m join t_step s using (batch, engine) join t_handle h using (engine, request_index)
+    where not m.is_prompt
+)
+group by rid, run;
 
 insert into st_notes
 select 'tgi_batches', 'tgi', count(*),
@@ -89,6 +108,10 @@ union all
 select 'tgi_batches', 'tgi', count(*),
     count(*) || ' batches of text-generation-inference had requests of which no span is here: who was in them is not known'
 from t_step where n_others > 0 having count(*) > 0
+union all
+select 'tgi_batches', engine, n,
+    n || ' batches of ' || engine || ' are no steps: streams decode in batches with prompts of which nothing says how long they were'
+from t_vague
 union all
 select 'tgi_servers', engine, 1,
     'batches of ' || engine || ' overlap: several servers have this name, so none of their batches is a step'
