@@ -14,7 +14,7 @@ from tokenlag_tracer.config import is_disabled
 
 # In the order in which they are asked.
 ADAPTERS: Final[tuple[str, ...]] = (
-    "tokenlag_tracer.client",
+    "tokenlag_tracer.client_instrument",
     "tokenlag_tracer.asgi",
     "tokenlag_tracer.engines.vllm",
     "tokenlag_tracer.engines.transformers",

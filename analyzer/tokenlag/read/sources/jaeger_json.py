@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from tokenlag.read.messages import Seen
+from tokenlag.read.sources.jaeger_types import Log, Node, Process
 from tokenlag.read.sources.otlp_json import LARGE_BYTES, MAX_OBJECTS, TextError
 from tokenlag.read.sources.otlp_series import KIND_NAMES
 from tokenlag.read.sources.otlp_types import Event, KeyValue, Link, Resource, Span, Status
@@ -26,7 +27,6 @@ from tokenlag.read.sources.plain_values import (
 from tokenlag.read.sources.sink import Sink
 from tokenlag.read.vocabulary import Vocabulary
 
-Scalar = str | int | float | bool | None
 _KINDS: Final = {name.lower(): code for code, name in enumerate(KIND_NAMES)}
 _SCOPE_KEYS: Final = ("otel.scope.name", "otel.library.name")
 _STATUS_KEY, _ERROR_KEY, _KIND_KEY = "otel.status_code", "error", "span.kind"
@@ -34,57 +34,6 @@ _SPECIAL_KEYS: Final = frozenset((*_SCOPE_KEYS, _STATUS_KEY, _ERROR_KEY, _KIND_K
 _EVENT_KEYS: Final = ("event", "message")
 _STATUS_ERROR: Final = 2
 _CHILD_OF: Final = "CHILD_OF"
-
-
-class Tag(msgspec.Struct, gc=False):
-    """An attribute; its type is told by its value."""
-
-    key: str = ""
-    value: Scalar = None
-
-
-class Log(msgspec.Struct, gc=False):
-    """An event."""
-
-    timestamp: int | None = None
-    fields: list[Tag] | None = None
-
-
-class Reference(msgspec.Struct, gc=False):
-    """A parent, or something like one."""
-
-    ref_type: str | None = msgspec.field(default=None, name="refType")
-    trace_id: str | None = msgspec.field(default=None, name="traceID")
-    span_id: str | None = msgspec.field(default=None, name="spanID")
-
-
-class Process(msgspec.Struct, gc=False):
-    """What made spans."""
-
-    service_name: str | None = msgspec.field(default=None, name="serviceName")
-    tags: list[Tag] | None = None
-
-
-class Node(msgspec.Struct, gc=False):
-    """A span, a trace or an answer: whichever it is, it has some of these."""
-
-    data: list[Node] | Node | None = None
-    spans: list[Node] | None = None
-    processes: dict[str, Process] | None = None
-    process: Process | None = None
-    process_id: str | None = msgspec.field(default=None, name="processID")
-    trace_id: str | None = msgspec.field(default=None, name="traceID")
-    span_id: str | None = msgspec.field(default=None, name="spanID")
-    parent_id: str | None = msgspec.field(default=None, name="parentSpanID")
-    operation: str | None = msgspec.field(default=None, name="operationName")
-    references: list[Reference] | None = None
-    start: int | None = msgspec.field(default=None, name="startTime")
-    duration: int | None = None
-    tags: list[Tag] | None = None
-    logs: list[Log] | None = None
-    start_ns: int | None = None  # of spellings that are finer than microseconds
-    end_ns: int | None = None
-
 
 _NODE: Final = msgspec.json.Decoder(Node)
 _NODES: Final = msgspec.json.Decoder(list[Node])

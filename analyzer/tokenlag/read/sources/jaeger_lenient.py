@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, Final
 
-from tokenlag.read.sources.jaeger_json import Log, Node, Process, Reference, Scalar, Tag
+from tokenlag.read.sources.jaeger_types import Log, Node, Process, Reference, Scalar, Tag
 from tokenlag.read.sources.otlp_lenient import MAX_LENIENT_BYTES, MAX_LENIENT_OBJECTS
 from tokenlag.read.sources.plain_values import (
     NS_PER_US,
