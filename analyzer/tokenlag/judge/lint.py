@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from tokenlag.judge.rule import CAPABILITIES, CAUSES, ENGINES, KINDS, SYMPTOMS, Rule
+from tokenlag.judge.rule import CAPABILITIES, CAUSES, ENGINES, KINDS, SYMPTOMS, Rule, templates
 from tokenlag.judge.rulebook import Rulebook, closest
 from tokenlag.judge.template import TemplateError, placeholders
 
@@ -246,18 +246,6 @@ def _references(rule: Rule, rulebook: Rulebook) -> Iterator[tuple[str, Rule, str
         elif query.rule not in known:
             message = f"there is no cause {query.rule!r}{_or_else(query.rule, known)}"
             yield "ruled-out", rule, key, message
-
-
-def templates(rule: Rule) -> Iterator[tuple[str, str]]:
-    """(key, text) of everything in a rule that may hold placeholders."""
-    yield "text.summary", rule.text.summary
-    for number, remedy in enumerate(rule.remedies):
-        yield f"remedy[{number}].do", remedy.do
-        yield f"remedy[{number}].cost", remedy.cost
-        if remedy.where:
-            yield f"remedy[{number}].where", remedy.where
-        for engine, setting in remedy.setting.items():
-            yield f"remedy[{number}].setting.{engine}", setting
 
 
 def _or_else(name: str, known: Iterable[str]) -> str:

@@ -15,8 +15,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tokenlag.errors import RuleError
-from tokenlag.judge.lint import templates
-from tokenlag.judge.rule import CONTRACT_COLUMNS, OPTIONAL_COLUMNS, TEXT_COLUMNS, Rule
+from tokenlag.judge.rule import CONTRACT_COLUMNS, OPTIONAL_COLUMNS, TEXT_COLUMNS, Rule, templates
 from tokenlag.judge.rulebook import Rulebook
 from tokenlag.judge.sandbox import BindQuery, Bound, Fault, Job, Outcome, bind, run_in_child
 from tokenlag.judge.template import TemplateError, placeholders

@@ -6,6 +6,7 @@ and the runner must agree on them. Nothing here imports anything heavy.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Final, Literal, get_args
 
 import msgspec
@@ -279,3 +280,15 @@ class RuleRow(msgspec.Struct, frozen=True):
         """What a text placeholder can name: the facts, and the columns that are scalars."""
         columns: dict[str, Scalar] = {name: getattr(self, name) for name in TEXT_COLUMNS}
         return {**self.facts, **columns}
+
+
+def templates(rule: Rule) -> Iterator[tuple[str, str]]:
+    """(key, text) of everything in a rule that may hold placeholders."""
+    yield "text.summary", rule.text.summary
+    for number, remedy in enumerate(rule.remedies):
+        yield f"remedy[{number}].do", remedy.do
+        yield f"remedy[{number}].cost", remedy.cost
+        if remedy.where:
+            yield f"remedy[{number}].where", remedy.where
+        for engine, setting in remedy.setting.items():
+            yield f"remedy[{number}].setting.{engine}", setting
