@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tokenlag.judge.diagnosis import Stat, Verdict
 from tokenlag.judge.excess import Excess
-from tokenlag.judge.verdict import Situation, decide
+from tokenlag.judge.verdict import NO_STEPS, Situation, decide
 
 from tests.judge.making import a_store, finding, requests
 
@@ -124,6 +124,29 @@ def test_a_weak_finding_that_explains_much_is_told_as_what_fits_best() -> None:
     assert "no known cause" in verdict(findings=(little,), visible=visible).summary
 
 
+def test_a_weak_finding_is_told_as_well_where_something_was_not_recorded() -> None:
+    weak = finding("frontend-wait", confidence=0.4, share=0.9)
+    got = verdict(findings=(weak,), visible={"ttft": {"is_visible": True}}, capabilities=set())
+    assert got.status == "inconclusive"
+    assert got.summary.endswith("not recorded. What fits best: frontend-wait happened")
+
+
+def test_a_cause_of_little_is_not_the_verdict_where_the_rest_cannot_be_told() -> None:
+    rose = {"ttft": {"is_visible": True, "rise_ms": 9000.0}}
+    little = finding("short-behind-long-prompt", share=0.07)
+    got = verdict(findings=(little,), visible=rose, capabilities=ALL - {"steps"})
+    assert (got.status, got.missing) == ("inconclusive", ["steps"])
+    # With all recorded, of what is half, of a rise that nobody knows, and beside a larger cause.
+    assert verdict(findings=(little,), visible=rose).cause == little.rule
+    for findings, visible in (
+        ((finding("queueing-not-prefill", share=0.5),), rose),
+        ((little,), {"ttft": {"is_visible": True}}),
+        ((finding("prompts-grew"), little), rose),
+    ):
+        got = verdict(findings=findings, visible=visible, capabilities=ALL - {"steps"})
+        assert got.cause == findings[0].rule
+
+
 def test_where_slow_requests_are_like_all_no_dimension_is_named() -> None:
     rows = [{"ttft_ms": 100.0, "tenant": f"t{i % 2}", "n_prompt": 100} for i in range(60)]
     slow = np.arange(60) % 6 < 2
@@ -179,3 +202,26 @@ def test_the_symptom_with_slow_requests_goes_before_the_larger_sum() -> None:
         }
     )
     assert got.symptom == "ttft"
+
+
+def slower_tokens() -> list[dict[str, Any]]:
+    """Requests one after another, of which the second half takes twice as long for a token."""
+    return [
+        {
+            "arrival_ns": i * 10**9, "ttft_ms": 100.0, "alone_ttft_ms": 90.0, "n_output": 20,
+            "tpot_ms": 10.0 * (1 + (i >= 100)) * (1 + 0.01 * (i % 7)), "e2e_ms": 500.0,
+        }
+        for i in range(200)
+    ]  # fmt: skip
+
+
+def test_tokens_that_became_slower_ask_for_steps_where_there_are_none() -> None:
+    found = verdict(200, rows=slower_tokens(), capabilities=ALL - {"steps"})
+    assert (found.status, found.symptom, found.missing) == ("inconclusive", "itl", ["steps"])
+    assert "2.0 times as long" in found.summary
+    assert verdict(200, rows=slower_tokens()).status == "healthy", "steps would tell a cause"
+
+
+def test_healthy_without_steps_says_what_it_could_not_see() -> None:
+    assert NO_STEPS in verdict(capabilities=ALL - {"steps"}, n_steps=0).summary
+    assert NO_STEPS not in verdict().summary

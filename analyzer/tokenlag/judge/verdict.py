@@ -19,7 +19,7 @@ from tokenlag.judge.figures import Requests
 MIN_REQUESTS = 5
 MIN_LIFT = 1.5
 STATED_CONFIDENCE = 0.5
-# A weak finding that explains less of the excess is no lead.
+# A finding that explains less of the excess is no lead, and no cause where the rest cannot be told.
 LEAD_SHARE = 0.3
 
 # What would tell where a symptom's excess went.
@@ -57,7 +57,7 @@ def decide(situation: Situation) -> Verdict:
         for f in situation.findings
         if f.severity == "problem" and f.confidence >= STATED_CONFIDENCE and not f.consequence_of
     ]
-    if causes:
+    if causes and not _is_shadow(situation, causes[0]):
         top = causes[0]
         return Verdict("problem", top.symptom, top.rule, [], None, top.summary)
     n = len(situation.requests)
@@ -89,6 +89,19 @@ def decide(situation: Situation) -> Verdict:
     return _healthy(situation)
 
 
+def _is_shadow(situation: Situation, finding: Finding) -> bool:
+    """Whether a cause explains little of a rise whose rest nothing that was recorded can tell."""
+    excess = situation.excess.get(finding.symptom or "")
+    return (
+        excess is not None
+        and excess.is_visible
+        and bool(np.isfinite(excess.rise_ms))
+        and finding.share is not None
+        and finding.share < LEAD_SHARE
+        and bool(_missing(situation, excess.symptom))
+    )
+
+
 def _is_start_burst(situation: Situation) -> bool:
     """Whether most requests are a start burst that waited, with no steps to say for what."""
     if "steps" in situation.capabilities:
@@ -116,14 +129,15 @@ def _unexplained_or_blind(situation: Situation, symptom: str, reason: str) -> Ve
     key = symptom if symptom in _NAMES else "e2e"
     name = _NAMES[key]
     missing = _missing(situation, key)
+    lead = _lead(situation)
     if missing:
+        fits = f" What fits best: {lead}" if lead else ""
         return Verdict(
             "inconclusive", name, None, missing, None,
             f"{name.upper()} is slow ({reason}), but the cause cannot be told: "
-            f"{', '.join(missing)} not recorded.",
+            f"{', '.join(missing)} not recorded.{fits}",
         )  # fmt: skip
     dimension = _dimension(situation, key)
-    lead = _lead(situation)
     known = f"no cause is sure. What fits best: {lead}" if lead else "no known cause explains it."
     where = (
         f" Slow requests differ most in {next(iter(dimension))} = {next(iter(dimension.values()))}."
