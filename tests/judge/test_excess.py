@@ -83,6 +83,17 @@ def test_a_busy_engine_shares_more(spacing_ms: float, n_engines: int, visible: b
         assert found.factor == pytest.approx(10.0, rel=0.1)
 
 
+@pytest.mark.parametrize(("apart_ms", "visible"), [(0.0, False), (5.0, False), (400.0, True)])
+def test_requests_sent_together_wait_for_each_other(apart_ms: float, visible: bool) -> None:
+    rows = [
+        row(ttft=3000.0, alone=400.0)
+        | {"arrival_ns": int((group * 60_000 + n * apart_ms) * 1e6), "alone_prefill_ms": 400.0}
+        for group in range(10)
+        for n in range(6)
+    ]
+    assert judge(rows)["ttft"].is_visible == visible
+
+
 def test_a_few_slow_ones_hint_only() -> None:
     found = judge([row(ttft=1000.0)] * 3 + [row()] * 15)["ttft"]
     assert (found.is_visible, found.is_hinted) == (False, True)

@@ -35,6 +35,9 @@ MIN_SLOW = 8
 MIN_SLOW_HINT = 3
 # What an engine's load excuses ends at three quarters: beyond, queues grow by themselves.
 MAX_EXCUSED_LOAD = 0.75
+# Arrivals this close were sent together: by chance alone one in twenty would be, or fewer.
+TOGETHER_MS = 20.0
+TOGETHER_FRAC = 0.05
 N_BLOCKS = 20
 Z_90 = 1.645
 N_STRETCHES = 8
@@ -82,9 +85,10 @@ def find_excess(
         # The client's own concurrency fills that queue; it says nothing of the service.
         ttft_over = ttft_over - np.nan_to_num(requests.floats("queue_ms"), nan=0.0)
     alone_ms, later = requests.floats("alone_ttft_ms"), ~requests.bools("is_first_wave")
-    shared = _sharing(requests)
-    slow = _above(ttft_over, alone_ms, SLOW_FACTOR * shared, SLOW_MS) & later
-    hint = _above(ttft_over, alone_ms, HINT_FACTOR * shared, HINT_MS) & later
+    shared, others_ms = _sharing(requests), _sent_together_ms(requests)
+    alone_ms, over_ms = alone_ms + others_ms, ttft_over - others_ms
+    slow = _above(over_ms, alone_ms, SLOW_FACTOR * shared, SLOW_MS) & later
+    hint = _above(over_ms, alone_ms, HINT_FACTOR * shared, HINT_MS) & later
     nobody = np.zeros(n, dtype=bool)
     for metric, factor, column in (
         ("ttft", "total", "ttft_ms"), ("e2e", "total", "e2e_ms"), ("decode", "rate", "tpot_ms"),
@@ -110,6 +114,26 @@ def find_excess(
     }  # fmt: skip
 
 
+def _n_engines(requests: Requests) -> int:
+    return max(len({e for e in requests.objects("engine_id").tolist() if e is not None}), 1)
+
+
+def _sent_together_ms(requests: Requests) -> Floats:
+    """What the prompts take alone that were sent together with each request's own (ms).
+
+    A client that sends six at once has its sixth wait for five: that is its own doing.
+    """
+    arrival_ms = requests.floats("arrival_ns") / 1e6  # in order
+    own = np.nan_to_num(requests.floats("alone_prefill_ms"), nan=0.0)
+    if len(own) < 2:
+        return np.zeros(len(own))
+    spacing = np.diff(arrival_ms)
+    is_apart = spacing > min(TOGETHER_MS, TOGETHER_FRAC * float(spacing.mean()))
+    group = np.concatenate([[0], np.cumsum(is_apart)])
+    others = np.bincount(group, weights=own)[group] - own
+    return np.asarray(np.maximum(others, 0.0) / _n_engines(requests), dtype=np.float64)
+
+
 def _sharing(requests: Requests) -> float:
     """By what factor the requests' own load lengthens what they take on a shared engine.
 
@@ -118,8 +142,7 @@ def _sharing(requests: Requests) -> float:
     faults, so that none of these excuses itself; nor is more excused than engines can take.
     """
     alone, arrival = requests.floats("alone_prefill_ms"), requests.floats("arrival_ns")
-    engines = {e for e in requests.objects("engine_id").tolist() if e is not None}
-    time_ms = max(len(engines), 1) * float(np.ptp(arrival)) / 1e6 if len(arrival) else 0.0
+    time_ms = _n_engines(requests) * float(np.ptp(arrival)) / 1e6 if len(arrival) else 0.0
     asked_ms = float(np.nansum(alone * requests.floats("weight")))
     if not 0.0 < asked_ms < time_ms:
         return 1.0
