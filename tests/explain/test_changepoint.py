@@ -34,11 +34,18 @@ def ramp(seed: int, n: int = 200, factor: float = 3.0) -> np.ndarray:
     return noise(seed, n, 0.2) * np.linspace(1.0, factor, n)
 
 
+def turns(seed: int, n: int = 200) -> np.ndarray:
+    """First turns of conversations, two in five, and later ones that compute far less."""
+    rng = np.random.default_rng(seed)
+    level = np.where(rng.random(n) < 0.4, 2500.0, 1200.0)
+    return np.asarray(level * rng.lognormal(0.0, 0.15, n))
+
+
 def fall(seed: int, n: int = 200) -> np.ndarray:
     return noise(seed, n, 0.3) * np.where(np.arange(n) < n // 2, 3.0, 1.0)
 
 
-@pytest.mark.parametrize("series", [noise, correlated, ramp, fall])
+@pytest.mark.parametrize("series", [noise, correlated, ramp, turns, fall])
 def test_no_false_alarms(series) -> None:
     alarms = sum(find_rise(series(seed)) is not None for seed in range(N_SEEDS))
     assert alarms <= MAX_FALSE * N_SEEDS
@@ -54,6 +61,16 @@ def test_a_step_is_found_near_where_it_is(factor: float, power: float, where: fl
         got = find_rise(values)
         found += got is not None and abs(got - at) <= 10
     assert found >= power * N_POWER
+
+
+def test_a_step_is_found_where_requests_are_of_two_kinds() -> None:
+    found = 0
+    for seed in range(N_POWER):
+        values = turns(seed)
+        values[120:] *= 2.5
+        at = find_rise(values)
+        found += at is not None and abs(at - 120) <= 4
+    assert found >= 0.9 * N_POWER
 
 
 def test_a_small_step_and_too_few_values_are_left_alone() -> None:

@@ -211,6 +211,11 @@ def _best_split(logs: Floats, min_side: int) -> tuple[int, float, float]:
 
 
 def _trend(logs: Floats) -> float:
-    """How far a side moves in itself: its second half's median against its first half's."""
-    half = len(logs) // 2
-    return abs(float(np.median(logs[half:]) - np.median(logs[:half])))
+    """How far a side moves in itself: its second half's level against its first half's.
+
+    A climb moves the median and the mean. Of two kinds of requests (first turns and later ones)
+    the median jumps from one to the other by chance, and a few giants move the mean alone.
+    """
+    first, second = logs[: len(logs) // 2], logs[len(logs) // 2 :]
+    moved = (np.median(second) - np.median(first), np.mean(second) - np.mean(first))
+    return min(abs(float(value)) for value in moved)
