@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from datetime import UTC
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,13 @@ from tokenlag.simulate.run import run
 from tokenlag.simulate.traces import write_traces
 
 
-def judged(folder: Path, every_s: float, stop_ms: float) -> Diagnosis:
-    """A minute and a half of a quiet engine that stops at intervals."""
+def judged(folder: Path, effects: list[dict[str, Any]]) -> Diagnosis:
+    """A minute and a half of a quiet engine that stops."""
     table: dict[str, Any] = {
         "engine": {"max_seqs": 128, "max_batch_tokens": 2048, "kv_tokens": 400_000},
         "step": {
             "a_ms": 6, "b_ms": 0.032, "c_ms": 0.04, "d_ms": 4e-5, "noise_sigma": 0.02,
-            "effects": [{"kind": "pauses", "every_s": every_s, "add_ms": stop_ms}],
+            "effects": effects,
         },
         "workload": {
             "main": {
@@ -37,6 +38,23 @@ def judged(folder: Path, every_s: float, stop_ms: float) -> Diagnosis:
     return diagnose(Request([str(path)], n_workers=1), now_ns=0, tz=UTC).diagnosis
 
 
+@pytest.mark.parametrize(("stop_ms", "cause"), [(450.0, "periodic-pauses"), (90.0, None)])
+def test_long_stops_at_any_time_are_stops(
+    tmp_path: Path, stop_ms: float, cause: str | None
+) -> None:
+    rng = random.Random(7)
+    at_s, times = 1.0, []
+    while at_s < 90:
+        at_s += rng.expovariate(1 / 4.0)
+        once = {"every_s": at_s, "until_s": at_s + 1.0}
+        times.append({"kind": "pauses", "add_ms": stop_ms, **once})
+    found = judged(tmp_path, times)
+    assert found.verdict.cause == cause, found.verdict.summary
+    if cause:
+        assert not found.findings[0].facts["is_regular"]
+        assert "at irregular times" in found.verdict.summary
+
+
 @pytest.mark.parametrize(
     ("every_s", "stop_ms", "cause"),
     [
@@ -48,5 +66,5 @@ def judged(folder: Path, every_s: float, stop_ms: float) -> Diagnosis:
 def test_short_and_rare_stops_are_no_problem(
     tmp_path: Path, every_s: float, stop_ms: float, cause: str | None
 ) -> None:
-    found = judged(tmp_path, every_s, stop_ms)
+    found = judged(tmp_path, [{"kind": "pauses", "every_s": every_s, "add_ms": stop_ms}])
     assert found.verdict.cause == cause, found.verdict.summary
