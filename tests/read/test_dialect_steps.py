@@ -153,7 +153,7 @@ def test_everything_a_step_tells(load: Load) -> None:
         (4, None),
         (6, None),
     ]
-    assert one(store, "select n from quality where kind = 'unknown_handles'") == 2
+    assert one(store, "select n from quality where kind = 'in_flight'") == 4
 
 
 def test_lists_win_over_decode_runs_and_decode_runs_fill_holes(load: Load) -> None:

@@ -205,12 +205,27 @@ def test_tensorrt_requests_are_members_of_steps(store: Store, tmp_path: Path) ->
     assert store.scalar("select count(*) from read_notes where kind = 'membership_mismatch'") == 0
 
 
-def test_tensorrt_members_are_known_after_lost_iterations(store: Store, tmp_path: Path) -> None:
-    """Reading `/metrics` drains it, and two readers take iterations from each other."""
-    load(store, tmp_path, json.dumps([one for one in run_of(RUN) if one["iter"] != 10]))
-    assert intervals(store) == [
-        (2049, 9, 9), (2049, 12, 12), (2050, 8, 9), (2051, 11, 12)
-    ]  # fmt: skip
+def long_run(n: int, *missing: int) -> list[Any]:
+    """A request that has its prompt in the first iteration and decodes in all others."""
+    steps = [(batch(1, 0, 50), [told_of(7, 1, 50)])]
+    steps += [(batch(0, 1, 0), [told_of(7, i + 1, 50)]) for i in range(1, n)]
+    return [one for one in run_of(steps) if one["iter"] - 7 not in missing]
+
+
+def test_tensorrt_members_are_known_after_a_lost_iteration(store: Store, tmp_path: Path) -> None:
+    load(store, tmp_path, json.dumps(long_run(200, 100)))
+    assert intervals(store) == [(7, 8, 106), (7, 108, 206)]
+
+
+def test_tensorrt_members_are_not_used_where_many_iterations_are_lost(
+    store: Store, tmp_path: Path
+) -> None:
+    """Reading `/metrics` drains it: two readers take iterations from each other."""
+    load(store, tmp_path, json.dumps(long_run(200, *range(3, 200, 2))))
+    assert intervals(store) == []
+    assert store.fetchall("select count(*), sum(n_decode) from steps") == [(101, 100)]
+    notes = [text for (text,) in store.fetchall("select text from read_notes")]
+    assert any("who was in its steps is not used, for 98 of 199" in text for text in notes)
 
 
 def test_tensorrt_chunks_whose_sizes_do_not_add_up_are_even(store: Store, tmp_path: Path) -> None:
