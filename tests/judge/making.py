@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,7 +27,7 @@ def a_store() -> Iterator[Store]:
         yield store
 
 
-def requests(store: Store, rows: list[Mapping[str, Any]], window: str = "current") -> Requests:
+def requests(store: Store, rows: Sequence[Mapping[str, Any]], window: str = "current") -> Requests:
     """Rows of `request_facts`; keys are given in order."""
     ((first,),) = store.fetchall("select count(*) from request_facts")
     full = [

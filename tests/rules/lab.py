@@ -56,13 +56,15 @@ class Fixture:
     seed: int | None = None
     form: str = "contract"
     damage: Damage = NO_DAMAGE
+    drop: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         seed = "" if self.seed is None else f"-{self.seed}"
         lost = (self.damage.lost_step_frac, self.damage.lost_request_frac)
         hurt = "" if self.damage == NO_DAMAGE else f"-lost{lost[0]:g}-{lost[1]:g}"
-        return f"{self.recipe}-{self.variant}{seed}-{self.form}{hurt}"
+        less = f"-without-{'-'.join(self.drop)}" if self.drop else ""
+        return f"{self.recipe}-{self.variant}{seed}-{self.form}{hurt}{less}"
 
     @property
     def truth(self) -> Truth:
@@ -74,7 +76,10 @@ class Fixture:
         if self.recipe not in AGAINST_TWIN:
             return None
         return Fixture(
-            self.recipe, load_recipe(self.recipe).control or "healthy", 1000 + (self.seed or 0)
+            self.recipe,
+            load_recipe(self.recipe).control or "healthy",
+            1000 + (self.seed or 0),
+            drop=self.drop,
         )
 
 
@@ -105,7 +110,9 @@ class Lab:
         if not path.exists():
             done = run(load_recipe(fixture.recipe), seed=fixture.seed, variant=fixture.variant)
             with _in_place_of(path) as part:
-                write_traces(done, part, form=fixture.form, damage=fixture.damage)
+                write_traces(
+                    done, part, form=fixture.form, drop=fixture.drop, damage=fixture.damage
+                )
         return path
 
     def diagnose(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tokenlag.judge.diagnosis import Finding, Stat, Symptom, Verdict
+from tokenlag.judge.drift import token_drift
 from tokenlag.judge.excess import Excess
 from tokenlag.judge.figures import Requests
 
@@ -21,6 +22,10 @@ MIN_LIFT = 1.5
 STATED_CONFIDENCE = 0.5
 # A finding that explains less of the excess is no lead, and no cause where the rest cannot be told.
 LEAD_SHARE = 0.3
+
+NO_STEPS = (
+    "; engine steps were not recorded, so stops within a stream and slow steps would hardly show"
+)
 
 # What would tell where a symptom's excess went.
 NEEDED: dict[str, tuple[str, ...]] = {
@@ -79,6 +84,9 @@ def decide(situation: Situation) -> Verdict:
     for hint in (e for e in situation.excess.values() if e.is_hinted):
         if _missing(situation, hint.symptom):
             return _unexplained_or_blind(situation, hint.symptom, hint.reason)
+    if "steps" not in situation.capabilities and (ratio := token_drift(situation.requests)):
+        reason = f"tokens became {ratio:.1f} times slower within the window, at equal company"
+        return _unexplained_or_blind(situation, "itl", reason)
     if _is_start_burst(situation):
         return _inconclusive(
             "ttft",
@@ -211,9 +219,10 @@ def _healthy(situation: Situation) -> Verdict:
     if situation.n_steps:
         seen += f", {situation.n_steps} steps"
     basis = _basis(situation)
+    blind = "" if "steps" in situation.capabilities else NO_STEPS
     return Verdict(
         "healthy", None, None, [], None,
-        f"Nothing wrong found in {seen}: {', '.join(parts)}; {basis}.",
+        f"Nothing wrong found in {seen}: {', '.join(parts)}; {basis}{blind}.",
     )  # fmt: skip
 
 

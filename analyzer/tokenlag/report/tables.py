@@ -5,6 +5,7 @@ Pure functions. Text, Markdown and HTML only differ in how they set these rows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -345,12 +346,21 @@ def exemplar_lines(finding: Finding) -> list[str]:
     return lines
 
 
+HOW_TO_GET_STEPS = (
+    "steps come from tokenlag-tracer beside the engine, or from its own records of iterations "
+    "(docs/tracing.md, docs/producers.md); diagnose explain RULE says what is left without them"
+)
+
+
 def not_evaluated_lines(items: Sequence[NotEvaluated]) -> list[str]:
-    """What could not be checked, grouped by what that would need."""
+    """What could not be checked, grouped by what that would need; and how to get steps."""
     by_need: dict[str, list[str]] = {}
     for item in items:
         by_need.setdefault(fmt.clean(item.needs), []).append(fmt.clean(item.rule))
-    return [f"needs {need}: {', '.join(rules)}" for need, rules in by_need.items()]
+    lines = [f"needs {need}: {', '.join(rules)}" for need, rules in by_need.items()]
+    if any(re.search(r"\bsteps\b", need) for need in by_need):
+        lines.append(HOW_TO_GET_STEPS)
+    return lines
 
 
 def coverage_lines(diagnosis: Diagnosis) -> list[str]:

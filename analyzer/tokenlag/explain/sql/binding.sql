@@ -1,5 +1,6 @@
 -- What kept requests waiting. Steps tell, or let it be inferred; from request spans alone: if
--- the number that run is nearly always the same while another waits, that number is the slot limit.
+-- the number that run is nearly always the same while another waits, that number is the slot limit,
+-- unless the engines tell of far more slots: then who or what holds the others was not recorded.
 insert into binding
 with by_step as (
     select window_name, bound, sum(n_waiting * wall_ms) as waited_ms, bool_and(is_bound_told) as is_told
@@ -52,13 +53,21 @@ pinned as (
     from (select *, arg_max(n_running, waited) over (partition by window_name) as usual from by_count)
     group by window_name
 ),
+slots as (
+    -- Of all engines that served requests of the window; NULL if one of them does not tell.
+    select window_name, case when count(*) = count(max_seqs) then sum(max_seqs) end as n_slots
+    from (select f.window_name, e.engine_id, max(e.max_seqs) as max_seqs
+          from request_facts f join epochs e using (epoch_key) group by f.window_name, e.engine_id)
+    group by window_name
+),
 -- A few waits are pinned to some number by chance.
 many as (
     select window_name, count(*) filter (scheduled_ns > queued_ns) >= 20 as is_enough
     from waits group by window_name
 )
 select p.window_name,
-       coalesce(s.bound, case when p.share_frac >= 0.8 and m.is_enough then 'slots' else 'capacity' end),
+       coalesce(s.bound, case when p.share_frac >= 0.8 and m.is_enough and p.n_pinned >= 0.9 * coalesce(l.n_slots, 0)
+                              then 'slots' else 'capacity' end),
        case when s.bound is null then 'inferred from concurrency'
             when s.is_told then 'told by the engine' else 'inferred from steps' end,
        coalesce(s.share_frac, p.share_frac),
@@ -66,5 +75,6 @@ select p.window_name,
        k.kv_frac
 from pinned p
 join many m using (window_name)
+left join slots l using (window_name)
 left join stepped s using (window_name)
 left join full_kv k using (window_name);
