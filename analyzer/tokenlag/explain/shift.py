@@ -28,6 +28,7 @@ MIN_NEAR = 20
 MIN_LENGTH_RATIO = 1.25
 SURE = 4.0
 TRIMMED = 0.05
+MODEL_ERROR = 0.02
 N_BLOCKS = 20
 HUBER = 1.5
 ITERATIONS = 20
@@ -104,7 +105,7 @@ def find_shift(reference: Observed, window: Observed) -> Shift | None:
     expected = as_in(before, now)
     ratio = observed / np.maximum(expected, 1e-9)
     low, high = _block_interval(ratio)
-    slope, intercept = _line(expected, observed)
+    slope, intercept = _through(expected, observed, mixed, _line(expected, observed))
     if not _is_separable(expected, observed, mixed):
         told = lean(before, now)
         slope, intercept = (told.slope, told.intercept_ms) if told else (np.nan, np.nan)
@@ -240,6 +241,30 @@ def _line(expected: Floats, observed: Floats) -> tuple[float, float]:
         spread = 1.4826 * float(np.median(np.abs(residual))) + 1e-9
         huber = np.minimum(1.0, HUBER * spread / np.maximum(np.abs(residual), 1e-12))
     return float(beta[0]), float(beta[1])
+
+
+def _through(
+    expected: Floats, observed: Floats, mixed: npt.NDArray[np.bool_], line: tuple[float, float]
+) -> tuple[float, float]:
+    """The line, or the one through the centres of steps without and with prompt chunks.
+
+    Where noise is small beside what the model gets wrong of a kind of step, a robust line may go
+    by the many short steps alone and take the long ones for outliers. A line that surely misses
+    the centre of the long steps, by more than the model's usual error, is not what they say.
+    """
+    if mixed.sum() < MIN_MIXED or (~mixed).sum() < MIN_MIXED:
+        return line
+    late, error = _centre((observed - expected)[mixed])
+    at = float(np.mean(expected[mixed]))
+    missed = abs((line[0] - 1.0) * at + line[1] - late)
+    if missed <= SURE * error + MODEL_ERROR * at:
+        return line
+    late_short, _ = _centre((observed - expected)[~mixed])
+    at_short = float(np.mean(expected[~mixed]))
+    if at < MIN_LENGTH_RATIO * at_short:
+        return line
+    rise = (late - late_short) / (at - at_short)
+    return 1.0 + rise, late_short - rise * at_short
 
 
 def _block_interval(ratio: Floats) -> tuple[float, float]:
