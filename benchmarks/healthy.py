@@ -203,7 +203,8 @@ def report(rows: list[dict[str, Any]]) -> None:
     for key in ("compared", "shape"):
         for value in sorted({r[key] for r in healthy}):
             _print_rate(f"  {value}", [r for r in healthy if r[key] == value])
-    _print_rate("requests truly wait", strained)
+    if strained:
+        _print_rate("requests truly wait", strained)
     said: dict[str, Counter[str]] = defaultdict(Counter)
     for row in rows:
         if row["status"] != "healthy":
