@@ -46,3 +46,17 @@ def test_groups_of_requests_wait_for_each_other(tmp_path: Path) -> None:
     assert not is_strained(window.before, run(window.before))
     found = judged(window.before, tmp_path)
     assert found.verdict.status == "healthy", found.verdict.summary
+
+
+@pytest.mark.slow
+def test_a_queue_no_longer_than_the_baselines_is_nothing_new(tmp_path: Path) -> None:
+    """Half of the time to first token is waiting, on this day as on the other."""
+    case = generate(32, 46, "healthy")
+    assert case.compared == "apart"
+    write_traces(run(case.recipe), tmp_path / "now" / "traces.jsonl")
+    write_traces(run(case.twin, seed=case.twin.seed + 1), tmp_path / "before" / "traces.jsonl")
+    request = Request(
+        [str(tmp_path / "now")], baseline_traces=[str(tmp_path / "before")], n_workers=0
+    )
+    found = diagnose(request, now_ns=0, tz=UTC).diagnosis
+    assert found.verdict.status == "healthy", found.verdict.summary
