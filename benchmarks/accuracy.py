@@ -31,12 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent
 for folder in (ROOT, ROOT / "tracer", ROOT / "analyzer", ROOT / "benchmarks"):
     sys.path.insert(0, str(folder))
 
-from benchmarks import healthy  # noqa: E402
-
-RESULTS = ROOT / "benchmarks" / "results"
-MOVED = 0.20
-STATED = 0.5
-SURE = 0.9
+from benchmarks import healthy, variety  # noqa: E402
+from benchmarks.counting import MOVED, RESULTS, STATED, SURE, share  # noqa: E402
 
 
 def run_case(number: int, seed: int, kind: str | None) -> dict[str, Any]:
@@ -145,21 +141,6 @@ def _levels(run: Any, symptom: str, from_s: float) -> list[float]:
 
 
 # --- the report --------------------------------------------------------------------------------
-
-
-def wilson(k: int, n: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's interval of a share."""
-    if n == 0:
-        return 0.0, 1.0
-    centre = (k + z * z / 2) / (n + z * z)
-    half = z / (n + z * z) * math.sqrt(k * (n - k) / n + z * z / 4)
-    return max(centre - half, 0.0), min(centre + half, 1.0)
-
-
-def share(k: int, n: int) -> str:
-    """A share with its interval, in words for a table."""
-    low, high = wilson(k, n)
-    return f"{k}/{n} = {k / n:.3f} ({low:.3f} to {high:.3f})" if n else "0/0"
 
 
 def peer_says(row: dict[str, Any]) -> tuple[bool, bool]:
@@ -312,8 +293,6 @@ def main() -> int:
     parser.add_argument("-o", "--out", type=Path, help="rows, as JSON lines")
     options = parser.parse_args()
     if options.set_name is not None:
-        import variety
-
         return variety.run_set(
             options.set_name, options.case, range(options.cases), options.seed, options.jobs,
             options.out,
@@ -330,8 +309,6 @@ def main() -> int:
         if rows and "is_strained" in rows[0]:
             healthy.report(rows)
         elif rows and "set" in rows[0]:
-            import variety
-
             variety.report([row | variety.judge(row) for row in rows])
         else:
             report([row for row in rows if "kind" in row])

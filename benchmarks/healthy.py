@@ -22,8 +22,7 @@ from datetime import UTC
 from pathlib import Path
 from typing import Any
 
-STATED = 0.5
-SURE = 0.9
+from benchmarks.counting import STATED, SURE
 
 
 def run_window(number: int, seed: int) -> list[dict[str, Any]]:

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 for folder in (ROOT, ROOT / "tracer", ROOT / "analyzer", ROOT / "benchmarks"):
     sys.path.insert(0, str(folder))
 
-from accuracy import MOVED, RESULTS, STATED, SURE, share  # noqa: E402
+from benchmarks.counting import MOVED, RESULTS, STATED, SURE, share  # noqa: E402
 
 # Costs of two faults that differ by less have no order.
 CLEARLY_MORE = 1.5

@@ -69,7 +69,9 @@ def find_change(store: Store, window: WindowRow) -> int | None:
 def _find_slower(store: Store, arrival_ns: Ints) -> int | None:
     """Where an engine's steps become slower for their batch; the earliest of several.
 
-    Steps go on when no request arrives any more: either side must have some to be judged.
+    Steps go on when no request arrives any more: either side must have some to be judged. Where
+    nothing that clients see is slower from then on, something else was wrong before, and the part
+    after it would hide that.
     """
     found: list[int] = []
     for (key,) in store.fetchall(query("window_epochs")):
@@ -86,7 +88,12 @@ def _find_slower(store: Store, arrival_ns: Ints) -> int | None:
         at = changepoint.find_slower(rows.ints("end_ns")[drafting], steps_a_token)
         if at is not None:
             found.append(at)
-    judged = [at for at in found if _n_fewer_side(arrival_ns, at) >= MIN_REQUESTS_A_SIDE]
+    judged = [
+        at
+        for at in found
+        if _n_fewer_side(arrival_ns, at) >= MIN_REQUESTS_A_SIDE
+        and store.scalar(query("worse_after"), [at])
+    ]
     return min(judged) if judged else None
 
 
