@@ -58,8 +58,9 @@ def test_one_slot_makes_requests_queue(tmp_path: Path) -> None:
 
 
 def test_long_prompt_stalls_streams(tmp_path: Path) -> None:
-    with serve(tmp_path, SERVICE_MAX_SEQS="16") as service:
-        # Long enough that some stream is there when the long prompts come, on a fast machine too.
+    # Slow enough that a long prompt holds a stream for longer than anybody overlooks, and long
+    # enough that some stream is there when it comes, on a fast machine too.
+    with serve(tmp_path, SERVICE_MAX_SEQS="16", SERVICE_HIDDEN="192") as service:
         arguments = ["--rate", "3", "--seconds", "6", "--max-tokens", "400"]
         service.load(*arguments, "--long-at", "2", "4", "--long-bytes", "7000")
     diagnosis = diagnose(service.traces)
