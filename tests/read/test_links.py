@@ -130,13 +130,19 @@ def links_of(files: Sequence[Path]) -> list[tuple[int, str, str, str]]:
     )
 
 
-@pytest.mark.parametrize("form", [*BYTES, *FRAMES])
-def test_links_are_the_same_out_of_every_format(form: str, tmp_path: Path) -> None:
-    path = tmp_path / "in"
+def written(form: str, folder: Path) -> Path:
+    """The spans in a file of this form."""
+    path = folder / "in"
     if form in BYTES:
         path.write_bytes(BYTES[form](SPANS))
     else:
         FRAMES[form](SPANS, RESOURCE).write_parquet(path)
+    return path
+
+
+@pytest.mark.parametrize("form", [*BYTES, *FRAMES])
+def test_links_are_the_same_out_of_every_format(form: str, tmp_path: Path) -> None:
+    path = written(form, tmp_path)
     result = read(path, tmp_path / "out", LINKED)
     assert (result.n_spans, result.notes) == (len(SPANS), [])
     assert links_of(result.event_files) == EXPECTED
@@ -148,11 +154,7 @@ def test_links_are_the_same_out_of_every_format(form: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("form", ["OTLP JSON", "OTLP protobuf", "Jaeger", "ClickHouse's columns"])
 def test_nothing_is_kept_where_nothing_is_wanted(form: str, tmp_path: Path) -> None:
-    path = tmp_path / "in"
-    if form in BYTES:
-        path.write_bytes(BYTES[form](SPANS))
-    else:
-        FRAMES[form](SPANS, RESOURCE).write_parquet(path)
+    path = written(form, tmp_path)
     result = read(path, tmp_path / "out", VOCABULARY)
     assert {row["name"] for row in rows_of(result.event_files)} == {"first_token"}
     assert LINK_TRACE_ID not in event_schema(VOCABULARY)
