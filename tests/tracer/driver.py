@@ -42,7 +42,8 @@ def serve(engine: EngineRecorder, seconds: float, tag: str = "") -> dict[str, fl
     while is_open or live:
         is_open = is_open and time.monotonic() < deadline_s and not (seconds == TOLD and is_told())
         chunks = []
-        while is_open and len(live) < BATCH:
+        # One a step: requests that came together would leave together, and nothing be open then.
+        if is_open and len(live) < BATCH:
             request_id = f"{tag}req-{os.getpid()}-{n_requests}"
             n_requests += 1
             handle = front.arrived(request_id, model="m", operation="chat")

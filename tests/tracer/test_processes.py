@@ -40,16 +40,18 @@ def steps_of(spans: list[Read]) -> dict[tuple[str, int], list[Read]]:
     return found
 
 
-def read_quietly(traces: Path, tmp_path: Path) -> Store:
-    """The product's own reader takes the files without a problem or a note of damage."""
+def read_quietly(traces: Path, tmp_path: Path, expected: tuple[str, ...] = ()) -> Store:
+    """The product's own reader takes the files without a problem or a note of damage.
+
+    Notes of the `expected` kinds may be there.
+    """
     (tmp_path / "work").mkdir(exist_ok=True)
     store = Store()
     result = load_traces(store, [traces], work_dir=tmp_path / "work", n_workers=1)
     assert not result.problems
-    notes = store.fetchall(
-        "select text from read_notes where kind not in ('lost_steps', 'open_requests')"
-    )
-    assert notes == []
+    quiet = {"lost_steps", "open_requests", *expected}
+    notes = store.fetchall("select kind, text from read_notes")
+    assert [note for note in notes if note[0] not in quiet] == []
     return store
 
 
@@ -199,7 +201,8 @@ def test_a_killed_server_leaves_what_it_said(traces: Path, tmp_path: Path) -> No
     n_missing = indexes[-1] + 1 - len(indexes)
     assert n_missing <= max(s.attributes.get(names.STEP_DROPPED, 0) for s in steps)
     with read_quietly(traces, tmp_path) as store:
-        # Killed between two requests, one fewer than the batch is open.
+        # Killed between two requests, one fewer than the batch is open; killed while it writes, a
+        # start may be unsaid.
         assert 1 <= store.scalar("select count(*) from requests where is_open") <= 4
 
 
@@ -246,9 +249,11 @@ def test_a_disk_without_room(tmp_path: Path) -> None:
         assert said["worst_ms"] < BLOCKED_MS
         spans = spans_in(traces)
         assert 0 < len(named(spans, names.SPAN_ENGINE_STEP)) < said["steps"]
-        lost = [s.attributes[names.STEP_DROPPED] for s in named(spans, names.SPAN_ENGINE_STEP)]
-        assert lost == sorted(lost)
-        with read_quietly(traces, tmp_path) as store:
+        dropped = [s.attributes[names.STEP_DROPPED] for s in named(spans, names.SPAN_ENGINE_STEP)]
+        assert dropped == sorted(dropped)
+        # A request may have lost some of its spans and kept others; the reader says so.
+        lost = ("lost_roots", "unowned_phases")
+        with read_quietly(traces, tmp_path, expected=lost) as store:
             assert store.scalar("select count(*) from steps") > 0
     finally:
         subprocess.run(["umount", str(traces)], check=True)

@@ -25,6 +25,7 @@ MAX_GROUPS = 8
 # A rise outside the engine below this changes nothing that anybody sees.
 OUTSIDE_MS = 20.0
 MIN_REQUESTS_A_SIDE = 10
+MIN_USUAL_FRAC = 0.1  # of the window
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ def find_change(store: Store, window: WindowRow) -> int | None:
     """Arrival time of the first request of a new make-up within the window, or None.
 
     For use where there is no baseline: prompt tokens to compute, output tokens, arrivals, what
-    requests wait outside the engine, and what a step costs for its batch.
+    requests wait outside the engine, and what a step costs for its batch. What requests are like
+    in a short first part (conversations that all begin there) is not taken for what is usual.
     """
     store.execute("delete from windows")
     store.execute("delete from request_facts")
@@ -50,11 +52,12 @@ def find_change(store: Store, window: WindowRow) -> int | None:
     store.execute(query("facts"))
     series = Columns(store, query("mix_series"))
     arrival = series.ints("arrival_ns")
+    usual_from_ns = window.from_ns + MIN_USUAL_FRAC * (window.to_ns - window.from_ns)
     for name in ("n_new", "n_output", "n_prompt"):
         values = series.floats(name)
         known = np.isfinite(values) & (values > 0)
         at = changepoint.find_rise(values[known])
-        if at is not None:
+        if at is not None and arrival[known][at] >= usual_from_ns:
             return int(arrival[known][at])
     for name in ("network_in_ms", "frontend_ms", "delivery_ms", "client_late_ms"):
         values = series.floats(name)
@@ -63,7 +66,7 @@ def find_change(store: Store, window: WindowRow) -> int | None:
         if at is not None:
             return int(arrival[known][at])
     more = changepoint.find_more_arrivals(arrival)
-    return more if more is not None else _find_slower(store, arrival)
+    return more if more is not None and more >= usual_from_ns else _find_slower(store, arrival)
 
 
 def _find_slower(store: Store, arrival_ns: Ints) -> int | None:
