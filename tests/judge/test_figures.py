@@ -135,6 +135,14 @@ def test_goodput_counts_what_met_every_limit() -> None:
         assert figures.share_within(all_of(store, "baseline"), {"ttft": 500.0}) == 0.0
 
 
+def test_goodput_of_a_figure_that_no_request_tells_is_unknown() -> None:
+    with a_store() as store:
+        of = requests(store, [{"ttft_ms": 100.0, "n_output": 9}, {"ttft_ms": 1.0, "n_output": 1}])
+        assert figures.share_within(of, {"ttft": 500.0, "itl": 50.0}) == 0.5
+        of = requests(store, [{"ttft_ms": 100.0, "n_output": 9}] * 3, "baseline")
+        assert figures.share_within(of, {"ttft": 500.0, "itl": 50.0}) is None
+
+
 def test_capabilities_are_what_the_window_holds() -> None:
     with a_store() as store:
         assert figures.capabilities(store) == set()

@@ -37,6 +37,7 @@ def verdict(
     latency: dict[str, Stat] | None = None,
     rows: Sequence[Mapping[str, Any]] | None = None,
     n_steps: int = 1000,
+    unjudged: dict[str, bool] | None = None,
 ) -> Verdict:
     plain: Sequence[Mapping[str, Any]] = [
         {"ttft_ms": 100.0, "alone_ttft_ms": 90.0, "e2e_ms": 500.0}
@@ -49,7 +50,12 @@ def verdict(
             for s in ("ttft", "itl", "e2e", "client")
         }
         figures = {"ttft": stat(), "itl": stat(), "e2e": stat()} | (latency or {})
-        return decide(Situation(findings, of, set(capabilities), figures, current, missed, n_steps))
+        return decide(
+            Situation(
+                findings, of, set(capabilities), figures, current, missed, n_steps,
+                unjudged=unjudged or {},
+            )
+        )  # fmt: skip
 
 
 def test_the_first_cause_is_the_verdict() -> None:
@@ -82,6 +88,20 @@ def test_nothing_wrong_says_within_what_bound() -> None:
     assert "no baseline" in verdict().summary
     blind = verdict(visible={"ttft": {"alone_ms": float("nan")}})
     assert "only waiting could be judged" in blind.summary
+
+
+def test_a_rise_that_busy_minutes_excuse_is_named() -> None:
+    got = verdict(visible={"ttft": {"is_excused": True}}, capabilities=ALL | {"baseline"})
+    assert got.status == "healthy"
+    assert "no mean but of TTFT rose by 30 %" in got.summary
+
+
+def test_an_objective_that_nothing_tells_is_not_met_in_silence() -> None:
+    got = verdict(capabilities=ALL - {"steps"}, unjudged={"itl_p99": False})
+    assert got.status == "healthy"
+    assert "itl_p99 was asked for, and nothing recorded tells it" in got.summary
+    got = verdict(capabilities=ALL - {"steps"}, unjudged={"itl_p99": True})
+    assert (got.status, got.symptom, got.missing) == ("inconclusive", "itl", ["steps"])
 
 
 @pytest.mark.parametrize(

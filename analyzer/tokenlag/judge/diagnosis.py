@@ -194,11 +194,24 @@ class StepModel(msgspec.Struct, frozen=True):
     reason: str | None
 
 
+class ObjectiveOutcome(msgspec.Struct, frozen=True):
+    """A limit of `--slo` and what was measured; None where nothing was that could tell it."""
+
+    metric: str
+    percentile: float
+    limit_ms: float
+    actual_ms: float | None
+    is_met: bool | None
+
+
 class Goodput(msgspec.Struct, frozen=True):
-    """Requests that met every limit of `--goodput`; what was given up or not measured missed."""
+    """Requests that met every limit of `--goodput`; what was given up or not measured missed.
+
+    `share` and `requests_per_s` are None where no request tells one of the figures.
+    """
 
     limits_ms: dict[str, float]
-    share: float
+    share: float | None
     requests_per_s: float | None
 
 
@@ -236,6 +249,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     models: list[StepModel] = []
     baseline_origin: str | None = None
     utc_offset: str | None = None
+    objectives: list[ObjectiveOutcome] = []
     goodput: Goodput | None = None
     groups: list[Group] = []
     comparison: Comparison | None = None

@@ -9,7 +9,7 @@ what the server took, where their spans tell it. See docs/verdict.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +54,7 @@ class Excess:
     `is_visible`: worth a verdict. `is_hinted`: too few to call, yet enough not to call it
     healthy where the parts that would explain it were not recorded. `slow`: which requests
     are slow by it. `factor`: above so many times the alone cost a request counts as slow.
+    `is_excused`: the mean rose by as much as a visible one, and more arrivals or chance do that.
     """
 
     symptom: str
@@ -64,6 +65,7 @@ class Excess:
     slow: npt.NDArray[np.bool_]
     reason: str
     factor: float = SLOW_FACTOR
+    is_excused: bool = False
 
 
 def find_excess(
@@ -90,6 +92,7 @@ def find_excess(
     slow = _above(over_ms, alone_ms, SLOW_FACTOR * shared, SLOW_MS) & later
     hint = _above(over_ms, alone_ms, HINT_FACTOR * shared, HINT_MS) & later
     nobody = np.zeros(n, dtype=bool)
+    excused: set[str] = set()
     for metric, factor, column in (
         ("ttft", "total", "ttft_ms"), ("e2e", "total", "e2e_ms"), ("decode", "rate", "tpot_ms"),
     ):  # fmt: skip
@@ -101,17 +104,21 @@ def find_excess(
         rise = float(np.nanmean(now) / np.nanmean(before)) - 1.0
         by_load = _load_factor(requests, baseline) - 1.0
         if rise - by_load < MOVED_FRAC or not _rose_surely(now, before):
-            effect, _, base = moved[metric, factor]
+            effect, low, base = moved[metric, factor]
+            # Of time per token the rise is judged by the token, and a request's mean is near it.
+            if _has_moved((effect, low, base)) and rise >= MOVED_FRAC:
+                excused.add("itl" if metric == "decode" else metric)
             moved[metric, factor] = (effect, None, base)
     e2e_over = requests.floats("e2e_ms") - requests.floats("alone_e2e_ms")
     if is_closed_loop:
         e2e_over = e2e_over - np.nan_to_num(requests.floats("queue_ms"), nan=0.0)
-    return {
+    found = {
         "ttft": _one("ttft", ttft_over, (slow, hint), moved.get(("ttft", "total")), shared),
         "itl": _itl(itl_excess_ms, moved.get(("decode", "rate")), requests),
         "e2e": _one("e2e", e2e_over, (nobody, nobody), moved.get(("e2e", "total"))),
         "client": _client(requests, baseline),
     }  # fmt: skip
+    return found | {name: replace(found[name], is_excused=True) for name in excused}
 
 
 def _n_engines(requests: Requests) -> int:

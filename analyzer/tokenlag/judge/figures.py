@@ -160,13 +160,18 @@ def with_baseline(now: Throughput | None, then: Throughput | None) -> Throughput
     return msgspec.structs.replace(now or Throughput(None, None, None, None, None), baseline=then)
 
 
-def share_within(requests: Requests, limits_ms: dict[str, float]) -> float:
-    """Weighted share of the requests that meet every limit; unknown figures miss."""
+def share_within(requests: Requests, limits_ms: dict[str, float]) -> float | None:
+    """Weighted share of the requests that meet every limit; unknown figures miss.
+
+    None where a figure is known of no request: that says nothing of them.
+    """
     columns = {"ttft": "ttft_ms", "tpot": "tpot_ms", "e2e": "e2e_ms", "itl": "itl_max_ms"}
     meets = ~requests.bools("is_aborted") & ~requests.bools("is_open")
     for metric, limit in limits_ms.items():
         values = requests.floats(columns[metric])
         single = (metric in ("tpot", "itl")) & (requests.floats("n_output") < 2)
+        if meets.any() and not (np.isfinite(values) | single)[meets].any():
+            return None
         meets &= np.where(np.isfinite(values), values <= limit, single)
     weight = requests.floats("weight")
     return float((weight * meets).sum() / weight.sum()) if len(weight) else 0.0

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from tokenlag.errors import TokenlagError
 from tokenlag.explain.arrays import Columns
 from tokenlag.explain.run import WindowRow
@@ -12,7 +14,7 @@ from tokenlag.judge import figures
 from tokenlag.judge.assemble import exemplar_keys, to_findings
 from tokenlag.judge.budget import budget_table
 from tokenlag.judge.coverage import coverage
-from tokenlag.judge.diagnosis import Diagnosis, Exemplar, Goodput, Interval
+from tokenlag.judge.diagnosis import Diagnosis, Exemplar, Goodput, Interval, ObjectiveOutcome
 from tokenlag.judge.excess import find_excess
 from tokenlag.judge.rank import rank
 from tokenlag.judge.rulebook import Rulebook
@@ -63,6 +65,7 @@ def judge_store(store: Store, brief: Brief) -> Judged:
     capabilities = figures.capabilities(store)
     pairs = _actuals(store, brief.objectives)
     missed = [o.label for o, value in pairs if value is not None and value > o.limit_ms]
+    unjudged = {o.label: _is_likely_missed(current, o) for o, value in pairs if value is None}
     seen = coverage(store, len(current), capabilities, list(brief.notes))
     models = figures.step_models(store)
     engine_name = store.scalar("select mode(engine_name) from epochs where dataset = 0")
@@ -85,8 +88,9 @@ def judge_store(store: Store, brief: Brief) -> Judged:
     }
     findings = to_findings(rank(run.hits), totals, shown, seen.engines, brief.rfc3339)
     situation = Situation(
-        findings, excess, capabilities, latency, current, missed, seen.steps, int(in_flight or 0)
-    )
+        findings, excess, capabilities, latency, current, missed, seen.steps, int(in_flight or 0),
+        unjudged,
+    )  # fmt: skip
     now = figures.throughput(columns, spans_s, "current")
     then = figures.throughput(columns, spans_s, "baseline") if has_baseline else None
     intervals = [Interval(brief.rfc3339(r.from_ns), brief.rfc3339(r.to_ns)) for r in brief.rows]
@@ -104,6 +108,12 @@ def judge_store(store: Store, brief: Brief) -> Judged:
         models=models,
         baseline_origin=brief.baseline_origin,
         utc_offset=brief.utc_offset,
+        objectives=[
+            ObjectiveOutcome(
+                o.metric, o.percentile, o.limit_ms, a, None if a is None else a <= o.limit_ms
+            )
+            for o, a in pairs
+        ],
         goodput=_goodput(current, brief.limits, spans_s.get("current", 0.0)),
     )
     return Judged(diagnosis, list(run.problems), totals)
@@ -117,10 +127,21 @@ def _actuals(store: Store, objectives: Sequence[Objective]) -> list[tuple[Object
     return [(o, actual.get((o.metric, float(o.percentile)))) for o in objectives]
 
 
+def _is_likely_missed(current: figures.Requests, objective: Objective) -> bool:
+    """Whether requests' mean times per token alone are above a limit on gaps that none told."""
+    if objective.metric != "itl":
+        return False
+    each = current.floats("tpot_ms")
+    each = each[np.isfinite(each)]
+    return len(each) > 0 and bool(
+        np.quantile(each, objective.percentile / 100.0) > objective.limit_ms
+    )
+
+
 def _goodput(current: figures.Requests, limits: dict[str, float], span_s: float) -> Goodput | None:
     """Requests that meet all limits; aborted ones and those without the figure miss."""
     if not limits:
         return None
     share = figures.share_within(current, limits)
-    per_s = share * len(current) / span_s if span_s > 0 else None
+    per_s = share * len(current) / span_s if share is not None and span_s > 0 else None
     return Goodput(limits_ms=limits, share=share, requests_per_s=per_s)

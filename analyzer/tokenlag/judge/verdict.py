@@ -8,7 +8,7 @@ problem without a cause, with the dimension along which slow requests differ mos
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -53,6 +53,8 @@ class Situation:
     n_steps: int
     n_in_flight: int = 0
     """Requests that came before the window and were still in the engine during it."""
+    unjudged: Mapping[str, bool] = field(default_factory=dict)
+    """Labels of objectives that nothing recorded tells, and whether they are likely missed."""
 
 
 def decide(situation: Situation) -> Verdict:
@@ -94,6 +96,14 @@ def decide(situation: Situation) -> Verdict:
             "most requests were sent together at the start, and without steps what they "
             "waited for does not show",
         )
+    for label, is_likely_missed in situation.unjudged.items():
+        if is_likely_missed:
+            symptom = _NAMES[_missed_symptom(label)]
+            why = f"whether {label} is met: requests' mean times between tokens alone are above it"
+            missing = _missing(situation, symptom)
+            return _inconclusive(
+                symptom, missing, f"{why}, and steps, which tell each gap, were not recorded"
+            )
     return _healthy(situation)
 
 
@@ -220,6 +230,8 @@ def _healthy(situation: Situation) -> Verdict:
         seen += f", {situation.n_steps} steps"
     basis = _basis(situation)
     blind = "" if "steps" in situation.capabilities else NO_STEPS
+    if situation.unjudged:
+        blind += f"; {', '.join(situation.unjudged)} was asked for, and nothing recorded tells it"
     return Verdict(
         "healthy", None, None, [], None,
         f"Nothing wrong found in {seen}: {', '.join(parts)}; {basis}{blind}.",
@@ -228,6 +240,12 @@ def _healthy(situation: Situation) -> Verdict:
 
 def _basis(situation: Situation) -> str:
     if "baseline" in situation.capabilities:
+        rose = [e.symptom.upper() for e in situation.excess.values() if e.is_excused]
+        if rose:
+            return (
+                f"no mean but of {' and '.join(rose)} rose by 30 % over the baseline, and that by "
+                "no more than busy minutes do by themselves"
+            )
         return "no mean rose by 30 % over the baseline"
     if np.isfinite(situation.excess["ttft"].alone_ms):
         factor = situation.excess["ttft"].factor

@@ -21,6 +21,7 @@ from tokenlag.judge.diagnosis import (
     StepModel,
 )
 from tokenlag.report import format as fmt
+from tokenlag.report import objectives
 
 MAX_FINDINGS: Final = 3
 MAX_CONSEQUENCES: Final = 3
@@ -84,13 +85,12 @@ def bound(diagnosis: Diagnosis) -> str | None:
     """Within what the healthy verdict holds; None for the other verdicts."""
     if diagnosis.verdict.status != "healthy":
         return None
-    budget = diagnosis.budget
-    parts = []
-    if budget is not None and budget.objective_ms is not None and budget.actual_ms is not None:
-        parts.append(
-            f"{budget.metric} {budget.percentile} is {fmt.milliseconds(budget.actual_ms)}, "
-            f"within its objective of {fmt.milliseconds(budget.objective_ms)}"
-        )
+    parts = [
+        f"{o.metric} p{o.percentile:g} is {fmt.milliseconds(o.actual_ms)}, "
+        f"within its objective of {fmt.milliseconds(o.limit_ms)}"
+        for o in diagnosis.objectives
+        if o.is_met and o.actual_ms is not None
+    ]
     for metric in MAIN_METRICS:
         stat = diagnosis.latency.get(metric)
         if stat and stat.baseline and stat.p90 is not None and stat.baseline.p90 is not None:
@@ -123,7 +123,7 @@ def about_window(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     for label, names in (("rates", _RATES), ("lengths", _LENGTHS)):
         if text := _throughput(diagnosis, names):
             rows.append((label, text))
-    return rows
+    return rows + objectives.rows(diagnosis)
 
 
 def _throughput(diagnosis: Diagnosis, names: dict[str, str]) -> str:

@@ -108,7 +108,9 @@ def healthy_window(number: int, seed: int = 0) -> HealthyWindow:
     sources, rate = _at_load(rng, shape, step, aim, _max_rate(rng, run_s))
     cost_ms = sum(s.weight * _cost_ms(step, s) for s in sources)
     load = rate * cost_ms / 1e3
-    batch = rate * sum(s.weight * s.n_output for s in sources) * step["a_ms"] / (1 - load) / 1e3
+    token_ms = step["a_ms"] / (1 - load)
+    batch = rate * sum(s.weight * s.n_output for s in sources) * token_ms / 1e3
+    sources = [_under_way(source, token_ms) for source in sources]
     table: Table = {
         "engine": _engine(rng, sources, batch),
         "step": step,
@@ -246,6 +248,14 @@ def _agents(rng: random.Random, output: float, size: float) -> _Source:
     computed = (first + (turns - 1) * prompt_step) / turns
     context = first + prompt_step * (turns - 1) / 2
     return _Source("main", 1.0, table, computed, context, n_output)
+
+
+def _under_way(source: _Source, token_ms: float) -> _Source:
+    """Conversations are under way when the window begins, as in any hour but a service's first."""
+    if source.table["kind"] != "sessions":
+        return source
+    every_s = source.table["pause_s"] + source.table["output"] * token_ms / 1e3
+    return replace(source, table={**source.table, "turn_every_s": every_s})
 
 
 def _cost_ms(step: Table, source: _Source) -> float:

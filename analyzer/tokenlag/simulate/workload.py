@@ -7,6 +7,7 @@ in the order of the recipe, first all arrivals, then prompt and output of each r
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -197,10 +198,23 @@ class Workload:
         return request
 
     def _sessions(self, name: str, table: Mapping[str, Any]) -> Iterable[Request]:
-        starts = [self._random.uniform(0, table["start_over_s"]) for _ in range(table["sessions"])]
+        """The first turns; with `turn_every_s` as many conversations are under way at the start.
+
+        Those begin before it, at the rate of the others, and are at the turn that they would
+        have come to by then.
+        """
+        over_s, n = table["start_over_s"], table["sessions"]
+        starts = [self._random.uniform(0, over_s) for _ in range(n)]
+        every_s, n_turns = float(table.get("turn_every_s", 0.0)), int(table["turns"])
+        n_before = round(n * every_s * (n_turns - 1) / over_s) if over_s else 0
+        ages_s = [self._random.uniform(0, every_s * (n_turns - 1)) for _ in range(n_before)]
+        first = [(start_s, 0) for start_s in starts]
+        for age_s in ages_s:
+            turn = math.floor(age_s / every_s) + 1
+            first.append((turn * every_s - age_s, turn))
         return [
-            self._turn(name, table, start_s, f"session-{number}", 0)
-            for number, start_s in enumerate(starts)
+            self._turn(name, table, sent_s, f"session-{number}", turn)
+            for number, (sent_s, turn) in enumerate(first)
         ]
 
     def _ghosts(self, name: str, table: Mapping[str, Any]) -> Iterable[Request]:
