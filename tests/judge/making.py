@@ -51,6 +51,7 @@ def hit(
     symptom: str = "ttft",
     share: float | None = None,
     culprits: tuple[str, ...] = (),
+    follows_from: tuple[str, ...] = (),
 ) -> RuleHit:
     template = parsed(GOOD)
     of = msgspec.structs.replace(
@@ -59,7 +60,7 @@ def hit(
     row = RuleRow(
         subject="x", from_ns=0, to_ns=10, effect_ms=effect_ms, n_support=3, facts={},
         confidence=confidence, share=share,
-        blame=tuple(Blame(c, 2, 10.0) for c in culprits),
+        blame=tuple(Blame(c, 2, 10.0) for c in culprits), follows_from=follows_from,
     )  # fmt: skip
     return RuleHit(of, row, f"{rule} happened", [], [], [])
 

@@ -36,6 +36,20 @@ def test_a_cause_too_small_for_it_explains_nothing() -> None:
     assert order(queue, cause) == [("queueing-not-prefill", None), ("prefix-reuse-lost", None)]
 
 
+def test_what_tells_that_it_follows_is_explained_by_the_smallest_cause() -> None:
+    cause = hit("prefill-runs-slow", 100.0, explains=["queueing-not-prefill"])
+    other = hit("frontend-wait", 500.0)
+    queue = hit("queueing-not-prefill", 900.0, follows_from=("prefill-runs-slow",))
+    assert order(queue, other, cause) == [
+        ("prefill-runs-slow", None),
+        ("queueing-not-prefill", "prefill-runs-slow"),
+        ("frontend-wait", None),
+    ]
+    assert share_of(rank([queue, cause])[0], {"ttft": 1000.0}) == 0.9
+    unsure = hit("prefill-runs-slow", 100.0, confidence=0.4)
+    assert order(queue, unsure)[0] == ("queueing-not-prefill", None)
+
+
 def test_a_weak_hit_is_no_cause_and_stands_behind() -> None:
     weak = hit("prefix-reuse-lost", 5000.0, confidence=0.4, explains=["queueing-not-prefill"])
     queue = hit("queueing-not-prefill", 900.0)
@@ -102,13 +116,13 @@ def test_confidence_is_bounded(stated: float | None, confidence: float) -> None:
      (None, 100.0, None)],
 )  # fmt: skip
 def test_share_of_the_excess(effect: float | None, total: float, share: float | None) -> None:
-    assert share_of(hit("a", effect), {"ttft": total}) == share
-    assert share_of(hit("a", effect, symptom="itl"), {"ttft": total}) is None
+    assert share_of(*rank([hit("a", effect)]), {"ttft": total}) == share
+    assert share_of(*rank([hit("a", effect, symptom="itl")]), {"ttft": total}) is None
 
 
 def test_a_rules_own_share_wins() -> None:
-    assert share_of(hit("a", 50.0, share=0.25), {"ttft": 100.0}) == 0.25
-    assert share_of(hit("a", 50.0, share=7.0), {"ttft": 100.0}) == 1.0
+    assert share_of(*rank([hit("a", 50.0, share=0.25)]), {"ttft": 100.0}) == 0.25
+    assert share_of(*rank([hit("a", 50.0, share=7.0)]), {"ttft": 100.0}) == 1.0
 
 
 NAMES = "abcde"

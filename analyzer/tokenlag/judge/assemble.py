@@ -55,7 +55,7 @@ def _finding(
         severity="note" if ranked.consequence_of else rule.kind,
         symptom=row.symptom or (rule.symptom[0] if rule.symptom else None),
         confidence=round(ranked.confidence, 2),
-        share=share_of(hit, excess_ms),
+        share=share_of(ranked, excess_ms),
         affected_requests=row.n_support,
         engines=list(row.engines) or engines,
         window=Interval(rfc3339(row.from_ns), rfc3339(row.to_ns)),

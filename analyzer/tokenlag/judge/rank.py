@@ -2,7 +2,9 @@
 
 `effect_ms` of every rule is user-visible time, so that hits can be ordered by it. A rule's
 `explains` names what follows from it: such a hit is ordered below its cause, if the cause
-accounts for a real part of it. One fault then reads as one finding with what it led to.
+accounts for a real part of it, or the hit itself has found that it follows from that cause (a
+queue near the end of what an engine takes grows by far more than what filled it). One fault then
+reads as one finding with what it led to.
 
 What is stated as confidence is the rule's own, less where another cause that does not follow
 from this one, nor this one from it, explains as much: one of the two is then often a shadow of
@@ -26,11 +28,15 @@ CONTESTED = 0.3
 
 @dataclass(frozen=True)
 class Ranked:
-    """A hit in its place: `consequence_of` is the cause's rule id, or None for a cause."""
+    """A hit in its place: `consequence_of` is the cause's rule id, or None for a cause.
+
+    `explained_ms`: its effect in its own symptom, that of what it led to there included.
+    """
 
     hit: RuleHit
     consequence_of: str | None
     confidence: float
+    explained_ms: float | None
 
 
 def confidence_of(hit: RuleHit) -> float:
@@ -60,10 +66,13 @@ def rank(hits: Sequence[RuleHit]) -> list[Ranked]:
     )
     ordered: list[Ranked] = []
     for cause in causes:
-        ordered.append(Ranked(cause, None, _stated(cause, causes, weight)))
-        ordered.extend(Ranked(o, cause.rule.id, confidence_of(o)) for o in led_to[id(cause)])
+        below = led_to[id(cause)]
+        ordered.append(
+            Ranked(cause, None, _stated(cause, causes, weight), _explained(cause, below))
+        )
+        ordered.extend(Ranked(o, cause.rule.id, confidence_of(o), _explained(o, [])) for o in below)
     notes = [h for h in hits if h.rule.kind == "note"]
-    return ordered + [Ranked(note, None, confidence_of(note)) for note in notes]
+    return ordered + [Ranked(n, None, confidence_of(n), _explained(n, [])) for n in notes]
 
 
 def _stated(hit: RuleHit, causes: Sequence[RuleHit], weight: Mapping[int, float]) -> float:
@@ -106,12 +115,24 @@ def _place(hit: RuleHit) -> tuple[int, str]:
 
 
 def _total(cause: RuleHit, led_to: Sequence[RuleHit]) -> float:
-    """A cause's own time and that of what it led to, where it was another symptom's.
-
-    Consequences within one symptom are part of the cause's own figure already.
-    """
+    """A cause's own time and that of what it led to, where it was another symptom's."""
     others = [_effect(o) for o in led_to if _symptom(o) != _symptom(cause)]
-    return _effect(cause) + sum(others)
+    return (_explained(cause, led_to) or 0.0) + sum(others)
+
+
+def _explained(cause: RuleHit, led_to: Sequence[RuleHit]) -> float | None:
+    """A cause's time within its symptom; None where neither it nor what it led to states one.
+
+    Consequences there are part of the cause's own figure, but for what found by itself that it
+    follows from this cause: such a queue is what users saw of it.
+    """
+    within = [o for o in led_to if cause.rule.id in o.row.follows_from]
+    known = [
+        _effect(h)
+        for h in (cause, *within)
+        if h.row.effect_ms is not None and _symptom(h) == _symptom(cause)
+    ]
+    return max(known, default=None)
 
 
 def _symptom(hit: RuleHit) -> str | None:
@@ -151,7 +172,9 @@ def _explained_by(hit: RuleHit, problems: Sequence[RuleHit]) -> RuleHit | None:
     for other in problems:
         if other is hit or hit.rule.id not in other.rule.explains or not is_cause(other):
             continue
-        if hit.rule.id in other.rule.explains and other.rule.id in hit.rule.explains:
+        if other.rule.id in hit.row.follows_from:
+            pass
+        elif other.rule.id in hit.rule.explains:
             # Each may follow from the other: the larger is the cause.
             if _effect(other) <= _effect(hit):
                 continue
@@ -162,11 +185,13 @@ def _explained_by(hit: RuleHit, problems: Sequence[RuleHit]) -> RuleHit | None:
     return best
 
 
-def share_of(hit: RuleHit, excess_ms: Mapping[str, float]) -> float | None:
+def share_of(ranked: Ranked, excess_ms: Mapping[str, float]) -> float | None:
     """Share of the symptom's excess that a hit explains; the rule's own figure wins."""
+    hit = ranked.hit
     if hit.row.share is not None:
         return min(max(float(hit.row.share), 0.0), 1.0)
     total = excess_ms.get(_symptom(hit) or "", math.nan)
-    if not math.isfinite(total) or total <= 0 or hit.row.effect_ms is None:
+    explained = ranked.explained_ms
+    if not math.isfinite(total) or total <= 0 or explained is None:
         return None
-    return min(max(_effect(hit) / total, 0.0), 1.0)
+    return min(max(explained / total, 0.0), 1.0)

@@ -106,6 +106,7 @@ OPTIONAL_COLUMNS: Final[dict[str, str]] = {
     "request_keys": "integers",
     "exemplar_keys": "integers",
     "blame": "blame",
+    "follows_from": "texts",
 }
 # Columns that a text placeholder may name; the lists have no place in a sentence.
 TEXT_COLUMNS: Final[tuple[str, ...]] = (
@@ -275,6 +276,7 @@ class RuleRow(msgspec.Struct, frozen=True):
     request_keys: tuple[int, ...] = ()
     exemplar_keys: tuple[int, ...] = ()
     blame: tuple[Blame, ...] = ()
+    follows_from: tuple[str, ...] = ()
 
     def scalars(self) -> dict[str, Scalar]:
         """What a text placeholder can name: the facts, and the columns that are scalars."""

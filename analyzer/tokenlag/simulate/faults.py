@@ -183,7 +183,10 @@ def _batch(draft: Draft) -> float:
     _main(draft)["rate_per_s"] = rate
     batch = factor * rate * n_output * step["a_ms"] / (1 - busy) / 1e3
     engine["max_seqs"] = max(64, round(4 * batch))
-    engine["max_batch_tokens"] = max(engine["max_batch_tokens"], 2 * engine["max_seqs"])
+    # What comes in during a step of the full load fits into it with room, too.
+    step_s = step["a_ms"] / (1 - busy) / 1e3
+    joining = round(4 * factor * rate * sum(draft.prompt) / 2 * step_s)
+    engine["max_batch_tokens"] = max(engine["max_batch_tokens"], 2 * engine["max_seqs"], joining)
     engine["kv_tokens"] = 2 * engine["max_seqs"] * (draft.prompt[1] + draft.output[1])
     _after(draft, rate_per_s=rate * factor)
     draft.rate = rate
