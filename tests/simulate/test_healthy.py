@@ -14,6 +14,7 @@ from tokenlag.simulate.healthy import COMPARED, SHAPES, healthy_window, is_strai
 from tokenlag.simulate.recipe import Recipe
 from tokenlag.simulate.run import run
 from tokenlag.simulate.traces import write_traces
+from tokenlag.simulate.workload import Edge, Workload
 
 from benchmarks.healthy import poisson_interval
 from benchmarks.native import write_native
@@ -59,6 +60,23 @@ def test_every_shape_runs_and_its_requests_end(shape: str) -> None:
     done = [r for r in made.requests if r.done_s is not None]
     assert len(done) > 0.8 * len(made.requests)
     assert len(done) > 20
+
+
+def test_conversations_are_under_way_when_a_window_begins() -> None:
+    """As many turns come in its first tenth as in any other, and of all turns there are."""
+    main = short("agents").table["workload"]["main"]
+    # Answers come at once, so that a turn takes its pause alone.
+    table = main | {"sessions": 3000, "start_over_s": 1000.0, "pause_s": 10.0, "turn_every_s": 10.0}
+    load = Workload({"main": table}, Edge(), seed=3)
+    asked = load.initial()
+    for request in asked:  # grows by what each answer is followed by
+        asked += load.follow_up(request, request.sent_s)
+    per_tenth = [
+        sum(100.0 * i <= request.sent_s < 100.0 * (i + 1) for request in asked) for i in range(10)
+    ]
+    assert max(per_tenth) < 1.15 * min(per_tenth)
+    first = [request.turn for request in asked if request.sent_s < 10.0]
+    assert set(first) == set(range(main["turns"]))
 
 
 def test_too_few_slots_strain_and_room_does_not() -> None:
