@@ -3,9 +3,9 @@
     python benchmarks/accuracy.py --healthy-hours 300 --seed N     rows come as they are done
     python benchmarks/accuracy.py --healthy-window 17 --seed N     one window, with what was found
 
-Windows are `tokenlag.simulate.healthy`'s. One in which requests truly wait is told by the run
-itself (`is_strained`), is no healthy one, and is counted apart. Traces go through native Parquet,
-which holds the same rows as the run's OTLP JSON.
+Windows are `tokenlag.simulate.healthy`'s. One in which requests truly wait, or streams stand
+still, is told by the run itself (`is_strained`), is no healthy one, and is counted apart. Traces
+go through native Parquet, which holds the same rows as the run's OTLP JSON.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def report(rows: list[dict[str, Any]]) -> None:
         for value in sorted({r[key] for r in healthy}):
             _print_rate(f"  {value}", [r for r in healthy if r[key] == value])
     if strained:
-        _print_rate("requests truly wait", strained)
+        _print_rate("truly wait or stand still", strained)
     said: dict[str, Counter[str]] = defaultdict(Counter)
     for row in rows:
         if row["status"] != "healthy":

@@ -109,6 +109,22 @@ def climb(seed: int, n: int = 200) -> np.ndarray:
     return (seconds * NS).astype(np.int64)
 
 
+def hour_of_the_day(seed: int, climb_s: float) -> np.ndarray:
+    """Half an hour in which arrivals go from one level to twice that, within so many seconds."""
+    rng = np.random.default_rng(seed)
+    at = np.arange(0.0, 1800.0, 1.0)
+    per_s = np.interp(at, [700.0, 700.0 + climb_s], [1.0, 2.0])
+    seconds = np.repeat(at, rng.poisson(per_s)) + rng.uniform(0.0, 1.0, 1)
+    return np.sort(seconds * NS).astype(np.int64)
+
+
+def test_arrivals_that_climb_for_a_while_make_no_step() -> None:
+    steps = sum(find_more_arrivals(hour_of_the_day(s, 1.0)) is not None for s in range(N_POWER))
+    climbs = sum(find_more_arrivals(hour_of_the_day(s, 900.0)) is not None for s in range(N_POWER))
+    assert steps >= 0.9 * N_POWER
+    assert climbs <= 0.2 * N_POWER, "without the test for climbs two in five are taken for steps"
+
+
 def test_few_arrivals_are_searched_by_their_spacing() -> None:
     found, steady, slow = 0, 0, 0
     for seed in range(N_SEEDS):

@@ -86,6 +86,18 @@ def test_too_few_slots_strain_and_room_does_not() -> None:
     assert is_strained(tight, run(tight))
 
 
+def test_streams_that_stand_still_strain() -> None:
+    recipe = short("steady", max_seqs=1024, max_batch_tokens=65536, policy="mixed")
+    assert not is_strained(recipe, run(recipe))
+    # A prompt now and then that takes a second of one step.
+    price_ms = recipe.table["step"]["b_ms"]
+    giant = {"kind": "at", "times_s": [5.0], "every_s": 5.0, "n_times": 60,
+             "prompt": round(1000.0 / price_ms), "output": 4}  # fmt: skip
+    load = recipe.table["workload"] | {"giant": giant}
+    frozen = replace(recipe, table=recipe.table | {"workload": load})
+    assert is_strained(frozen, run(frozen))
+
+
 def test_native_rows_say_what_the_traces_say(tmp_path: Path) -> None:
     made = run(short("mixed"))
     drop = frozenset({"admit_bound"})

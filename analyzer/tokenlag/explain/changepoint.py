@@ -25,6 +25,7 @@ FEWEST_BINS = 20
 MAX_TREND_OF_JUMP = 0.34
 MIN_GAIN_OVER_CLIMB = 3.0
 CLIMB_ITERATIONS = 12
+MIN_CLIMB_FRAC = 0.15  # of the series
 BLOCK = 8
 N_PERMUTATIONS = 199
 MAX_P = 0.01
@@ -157,7 +158,7 @@ def find_slower(end_ns: Ints, ratio: Floats) -> int | None:
         return None
     parts = np.array_split(np.arange(len(end_ns)), n_bins)
     series = np.array([float(np.median(ratio[part])) for part in parts])
-    at = find_rise(np.maximum(series, 1e-6), MIN_BINS_A_SIDE, MIN_SLOWER)
+    at = find_rise(np.maximum(series, 1e-6), MIN_BINS_A_SIDE, MIN_SLOWER, climbs=True)
     return None if at is None else int(end_ns[parts[at][0]])
 
 
@@ -166,6 +167,8 @@ def find_rise(
     min_side: int = MIN_SIDE,
     min_ratio: float = MIN_RATIO,
     min_rise: float = 0.0,
+    *,
+    climbs: bool = False,
 ) -> int | None:
     """Index of the first value of a new, higher regime, or None.
 
@@ -176,6 +179,8 @@ def find_rise(
         min_side: how many values each regime must have.
         min_ratio: how much higher the new regime must be.
         min_rise: the least difference of the two regimes' medians, in the series' own unit.
+        climbs: a rise over a real part of the series counts as well (an hour of the day does
+            that to arrivals; of what a step costs it is a fault).
     """
     if len(values) < 2 * min_side:
         return None
@@ -187,6 +192,8 @@ def find_rise(
         return None
     before, after = logs[:at], logs[at:]
     if max(_trend(before), _trend(after)) > MAX_TREND_OF_JUMP * abs(height):
+        return None
+    if not climbs and _is_climb(logs):
         return None
     rng = np.random.default_rng(SEED)
     block = min(BLOCK, max(1, len(logs) // 16))
@@ -208,6 +215,28 @@ def _best_split(logs: Floats, min_side: int) -> tuple[int, float, float]:
     score[(left < min_side) | (n - left < min_side)] = 0.0
     best = int(np.argmax(score))
     return int(left[best]), float(difference[best]), float(score[best])
+
+
+def _is_climb(logs: Floats) -> bool:
+    """Whether a level that climbs to another for a while fits clearly better than a step.
+
+    By log likelihood, of means of at most `MAX_BINS` bins; their noise is that of neighbours.
+    """
+    parts = np.array_split(logs, min(MAX_BINS, len(logs)))
+    means = np.array([float(part.mean()) for part in parts])
+    n = len(means)
+    if n < 2 * MIN_BINS_A_SIDE:
+        return False
+    variance = float((np.diff(means) ** 2).mean()) / 2.0
+    place = np.arange(n, dtype=np.float64)
+    begin, end = np.triu_indices(n, 1)
+    ramp = np.clip((place - begin[:, None]) / (end - begin)[:, None], 0.0, 1.0)
+    ramp -= ramp.mean(axis=1, keepdims=True)
+    explained = (ramp @ (means - means.mean())) ** 2 / (ramp**2).sum(axis=1)
+    # A step may fall into the middle of a bin.
+    step = float(explained[end - begin <= 2].max())
+    climb = float(explained[end - begin >= MIN_CLIMB_FRAC * n].max())
+    return climb - step > 2.0 * MIN_GAIN_OVER_CLIMB * variance
 
 
 def _trend(logs: Floats) -> float:

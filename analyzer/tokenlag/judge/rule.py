@@ -63,6 +63,7 @@ CAUSES: Final[dict[str, Severity]] = {
 # What a trace can hold, as `needs` may ask for it, and what each word means to a reader.
 CAPABILITIES: Final[dict[str, str]] = {
     "queue": "time between arrival at the engine and the first schedule, per request",
+    "queue_reasons": "why each request waited (to be scheduled, for a grammar, for KV), told by it",
     "prefill": "prompt processing time, per request",
     "decode": "time between first and last token, per request",
     "steps": "engine steps with what each of them computed",

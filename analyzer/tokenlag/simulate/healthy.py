@@ -9,8 +9,10 @@ from one seed.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
+import statistics
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,10 @@ NOTABLE_WAIT_S = 1.0
 NOTABLE_SHARE = 0.10
 NOTABLE_PART = 0.5
 NOTABLE_RISE = 0.20
+# A stream stands still where one of its gaps is so long, and so many times its usual one.
+NOTABLE_STALL_S = 0.5
+NOTABLE_STALL_TIMES = 5.0
+MIN_TOKENS = 4
 
 
 @dataclass(frozen=True)
@@ -285,7 +291,8 @@ def _engine(rng: random.Random, sources: list[_Source], batch: float) -> Table:
 def _pattern(rng: random.Random, shape: str, run_s: float, load: float) -> list[list[float]] | None:
     """How arrivals go with time, as `[[s, share of the rate], …]`; None if they are even."""
     if shape == "diurnal":
-        at = sorted(rng.uniform(0.1, 0.9) for _ in range(3))
+        # An hour of the day comes slowly: what doubles within minutes is a surge.
+        at = [quarter + rng.uniform(-0.05, 0.05) for quarter in (0.25, 0.5, 0.75)]
         shares = [rng.uniform(0.3, 0.8), 1.0, rng.uniform(0.4, 0.9)]
         rng.shuffle(shares)
         points = [(0.0, rng.uniform(0.3, 0.8)), *zip(at, shares, strict=True), (1.0, 0.5)]
@@ -341,7 +348,7 @@ def is_strained(recipe: Recipe, made: Run) -> bool:
 
     Either limits on slots or KV lengthen a mean (first token, or end) by a fifth over the same
     run without them; or one request in ten waits a second and more for admission, and waits are
-    half of all time to first token.
+    half of all time to first token; or one stream in ten stands still for half a second and more.
 
     Args:
         recipe: what was run.
@@ -356,6 +363,8 @@ def is_strained(recipe: Recipe, made: Run) -> bool:
         and sum(waits) >= NOTABLE_PART * sum(first)
     ):
         return True
+    if _stand_still(made) >= NOTABLE_SHARE:
+        return True
     is_kept_out = any(
         step.admit_bound in ("slots", "kv") and step.n_waiting
         for log in made.epochs
@@ -366,6 +375,26 @@ def is_strained(recipe: Recipe, made: Run) -> bool:
     roomy = run(replace(recipe, table={**recipe.table, "engine": _roomy(made)}), seed=made.seed)
     pairs = zip(_means_s(made), _means_s(roomy), strict=True)
     return any(with_limits > (1 + NOTABLE_RISE) * without for with_limits, without in pairs)
+
+
+def _stand_still(made: Run) -> float:
+    """Share of the streams that stand still at least once, by when their tokens came out."""
+    longest_s = 0.0
+    for log in made.epochs:
+        ends_s = [step.end_s for step in log.steps if step.n_decode]
+        longest_s = max([longest_s, *(b - a for a, b in itertools.pairwise(ends_s))])
+    if longest_s < NOTABLE_STALL_S:
+        return 0.0
+    n_still = n_streams = 0
+    for request in made.requests:
+        times_s = made.epochs[request.epoch].token_times_s(request)
+        if len(times_s) < MIN_TOKENS:
+            continue
+        gaps_s = [b - a for a, b in itertools.pairwise(times_s)]
+        usual_s = statistics.median(gaps_s)
+        n_streams += 1
+        n_still += max(gaps_s) >= max(NOTABLE_STALL_S, NOTABLE_STALL_TIMES * usual_s)
+    return n_still / max(n_streams, 1)
 
 
 def _roomy(made: Run) -> Table:

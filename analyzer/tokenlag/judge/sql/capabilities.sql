@@ -1,6 +1,8 @@
 -- What the traces of the current window can show: one row, a boolean a capability.
 select
     exists (select 1 from request_facts where window_name = 'current' and queue_ms is not null) as queue,
+    exists (select 1 from phases p join request_facts f using (request_key)
+            where f.window_name = 'current' and p.kind = 'queue' and p.detail is not null) as queue_reasons,
     exists (select 1 from request_facts where window_name = 'current' and prefill_ms is not null) as prefill,
     exists (select 1 from request_facts where window_name = 'current' and decode_ms is not null) as decode,
     exists (select 1 from step_costs where window_name = 'current') as steps,
