@@ -87,12 +87,12 @@ def test_too_few_slots_strain_and_room_does_not() -> None:
 
 
 def test_streams_that_stand_still_strain() -> None:
-    recipe = short("steady", max_seqs=1024, max_batch_tokens=65536, policy="mixed")
+    recipe = short("steady", max_seqs=1024, max_batch_tokens=131072, policy="mixed")
     assert not is_strained(recipe, run(recipe))
-    # A prompt now and then that takes a second of one step.
+    # A prompt now and then that takes two seconds of one step.
     price_ms = recipe.table["step"]["b_ms"]
     giant = {"kind": "at", "times_s": [5.0], "every_s": 5.0, "n_times": 60,
-             "prompt": round(1000.0 / price_ms), "output": 4}  # fmt: skip
+             "prompt": round(2000.0 / price_ms), "output": 4}  # fmt: skip
     load = recipe.table["workload"] | {"giant": giant}
     frozen = replace(recipe, table=recipe.table | {"workload": load})
     assert is_strained(frozen, run(frozen))

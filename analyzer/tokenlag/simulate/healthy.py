@@ -48,7 +48,7 @@ NOTABLE_SHARE = 0.10
 NOTABLE_PART = 0.5
 NOTABLE_RISE = 0.20
 # A stream stands still where one of its gaps is so long, and so many times its usual one.
-NOTABLE_STALL_S = 0.5
+NOTABLE_STALL_S = 1.0
 NOTABLE_STALL_TIMES = 5.0
 MIN_TOKENS = 4
 
@@ -348,7 +348,7 @@ def is_strained(recipe: Recipe, made: Run) -> bool:
 
     Either limits on slots or KV lengthen a mean (first token, or end) by a fifth over the same
     run without them; or one request in ten waits a second and more for admission, and waits are
-    half of all time to first token; or one stream in ten stands still for half a second and more.
+    half of all time to first token; or one stream in ten stands still for a second and more.
 
     Args:
         recipe: what was run.
