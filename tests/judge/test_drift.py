@@ -56,7 +56,9 @@ def told(factor: Series, seed: int = 0, apart_ms: Series | float = APART_MS) -> 
 
 def drift(rows: Rows) -> float | None:
     with a_store() as store:
-        return token_drift(requests(store, rows))
+        found = token_drift(requests(store, rows))
+        assert found is None or found.engine is None
+        return found.ratio if found else None
 
 
 def stepped(n: int, before: float, after: float) -> Series:
@@ -69,6 +71,26 @@ def test_tokens_that_become_slower_for_good_are_told(after: float) -> None:
     assert found is not None
     # Slower tokens keep streams longer: a part of the rise is booked to the company.
     assert 1.3 < found < 1.1 * after
+
+
+def test_one_engine_of_three_that_becomes_slower_is_named() -> None:
+    steady = [
+        {**row, "engine_id": name}
+        for name, seed in (("a", 1), ("b", 2))
+        for row in told(np.ones(N), seed)
+    ]
+    slower = [{**row, "engine_id": "c"} for row in told(stepped(N, 1.0, 2.0), 3)]
+    with a_store() as store:
+        found = token_drift(requests(store, sorted(steady + slower, key=arrived)))
+    assert found is not None
+    assert found.engine == "c"
+    assert 1.3 < found.ratio < 2.2
+    with a_store() as store:
+        assert token_drift(requests(store, sorted(steady, key=arrived))) is None
+
+
+def arrived(row: Mapping[str, Any]) -> int:
+    return int(row["arrival_ns"])
 
 
 @pytest.mark.parametrize("seed", range(10))

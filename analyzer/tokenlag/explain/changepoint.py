@@ -25,7 +25,8 @@ FEWEST_BINS = 20
 MAX_TREND_OF_JUMP = 0.34
 MIN_GAIN_OVER_CLIMB = 3.0
 CLIMB_ITERATIONS = 12
-MIN_CLIMB_FRAC = 0.15  # of the series
+MIN_CLIMB_FRAC = 0.2  # of the series
+MIN_GAIN_OF_CLIMB = 4.0
 BLOCK = 8
 N_PERMUTATIONS = 199
 MAX_P = 0.01
@@ -236,7 +237,7 @@ def _is_climb(logs: Floats) -> bool:
     # A step may fall into the middle of a bin.
     step = float(explained[end - begin <= 2].max())
     climb = float(explained[end - begin >= MIN_CLIMB_FRAC * n].max())
-    return climb - step > 2.0 * MIN_GAIN_OVER_CLIMB * variance
+    return climb - step > 2.0 * MIN_GAIN_OF_CLIMB * variance
 
 
 def _trend(logs: Floats) -> float:

@@ -62,7 +62,7 @@ def find_change(store: Store, window: WindowRow) -> int | None:
     for name in ("network_in_ms", "frontend_ms", "delivery_ms", "client_late_ms"):
         values = series.floats(name)
         known = np.isfinite(values) & (values > 0)
-        at = changepoint.find_rise(values[known], min_rise=OUTSIDE_MS)
+        at = changepoint.find_rise(values[known], min_rise=OUTSIDE_MS, climbs=True)
         if at is not None:
             return int(arrival[known][at])
     more = changepoint.find_more_arrivals(arrival)

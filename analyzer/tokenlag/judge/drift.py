@@ -7,6 +7,8 @@ from short stretches of time, in which the speed is one, and put aside.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -20,14 +22,24 @@ MIN_RATIO = 1.3
 MIN_OUTPUT = 8
 MIN_REQUESTS = 80
 MAX_BINS = 240
+MAX_ENGINES = 8
 LEAST_LEVEL = 0.05
 
 
-def token_drift(requests: Requests) -> float | None:
+@dataclass(frozen=True)
+class Drift:
+    """By what factor tokens became slower, and on which engine alone; None where on all."""
+
+    ratio: float
+    engine: str | None
+
+
+def token_drift(requests: Requests) -> Drift | None:
     """By what factor the time per token rose for good within the window, at equal company.
 
-    Rather too low: slower tokens keep streams longer, and a part is booked to the company. None if
-    it did not, or if too few requests tell it.
+    Of all requests, or of those of one engine where that alone became slower. Rather too low:
+    slower tokens keep streams longer, and a part is booked to the company. None if it did not, or
+    if too few requests tell it.
     """
     tpot, n_output = requests.floats("tpot_ms"), requests.floats("n_output")
     ttft, arrival = requests.floats("ttft_ms"), requests.floats("arrival_ns") / 1e6
@@ -39,14 +51,30 @@ def token_drift(requests: Requests) -> float | None:
     streams, prompts = np.zeros(len(tpot)), np.zeros(len(tpot))
     n_new = np.nan_to_num(requests.floats("n_new"), nan=0.0)
     engines = np.array([str(e) for e in requests.objects("engine_id").tolist()])
-    for engine in np.unique(engines[known]):
+    names, counts = np.unique(engines[known], return_counts=True)
+    for engine in names:
         here = known & (engines == engine)
         streams[here] = _mean_count(first[here], end[here])
         prompts[here] = _rate(first[here], n_new[here], end[here])
-    level = at_one_batch(tpot[known], streams[known], prompts[known])
+
+    def rise(chosen: npt.NDArray[np.bool_]) -> float | None:
+        return _rise(at_one_batch(tpot[chosen], streams[chosen], prompts[chosen]))
+
+    # The more engines are asked, the more often chance answers.
+    if 1 < len(names) <= MAX_ENGINES:
+        each = [(rise(known & (engines == e)), e) for e in names[counts >= MIN_REQUESTS].tolist()]
+        slower = [Drift(ratio, engine) for ratio, engine in each if ratio is not None]
+        if len(slower) == 1:
+            return slower[0]
+    ratio = rise(known)
+    return None if ratio is None else Drift(ratio, None)
+
+
+def _rise(level: Floats) -> float | None:
+    """The factor by which a level rises for good, or None."""
     parts = np.array_split(np.maximum(level, LEAST_LEVEL), min(MAX_BINS, len(level)))
     series = np.array([float(np.median(part)) for part in parts])
-    at = find_rise(series, min_ratio=MIN_RATIO)
+    at = find_rise(series, min_ratio=MIN_RATIO, climbs=True)
     if at is None:
         return None
     return float(np.exp(np.log(series[at:]).mean() - np.log(series[:at]).mean()))

@@ -86,8 +86,11 @@ def decide(situation: Situation) -> Verdict:
     for hint in (e for e in situation.excess.values() if e.is_hinted):
         if _missing(situation, hint.symptom):
             return _unexplained_or_blind(situation, hint.symptom, hint.reason)
-    if "steps" not in situation.capabilities and (ratio := token_drift(situation.requests)):
-        reason = f"tokens became {ratio:.1f} times slower within the window, at equal company"
+    if "steps" not in situation.capabilities and (drift := token_drift(situation.requests)):
+        of = "" if drift.engine is None else f" of {drift.engine}"
+        reason = (
+            f"tokens{of} became {drift.ratio:.1f} times slower within the window, at equal company"
+        )
         return _unexplained_or_blind(situation, "itl", reason)
     if _is_start_burst(situation):
         return _inconclusive(
