@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from tokenlag.explain import changepoint, shift, stepmodel, stoppage, together
+from tokenlag.explain import across, changepoint, shift, stepmodel, stoppage, together
 from tokenlag.explain.arrays import Columns, Floats, Ints, nullable
 from tokenlag.explain.sql import query
 from tokenlag.store.connection import Store
@@ -27,8 +27,8 @@ def write_residuals(store: Store) -> None:
     if rows.n_rows == 0:
         return
     taxed = _write_tax(store, rows)
-    together.write_contexts(store, rows, ~taxed)
-    _write_shifts(store, rows)
+    shifted = _write_shifts(store, rows)
+    together.write_contexts(store, rows, ~taxed, shifted)
     _write_stoppages(store, rows)
     _write_ceilings(store, rows, taxed)
 
@@ -45,7 +45,9 @@ def _observed(rows: Columns, chosen: Bools) -> shift.Observed:
     return shift.Observed(*(rows.floats(name)[chosen] for name in names))
 
 
-def _write_shifts(store: Store, rows: Columns) -> None:
+def _write_shifts(store: Store, rows: Columns) -> set[str]:
+    """Returns the engines whose speed changed where a model of both windows would not tell."""
+    shifted: set[str] = set()
     window, engine = rows.objects("window_name"), rows.objects("engine_id")
     current = window == "current"
     makes = Columns(store, query("makes"))
@@ -64,8 +66,11 @@ def _write_shifts(store: Store, rows: Columns) -> None:
             basis = "other engines"
         else:
             continue
-        found = shift.find_shift(_observed(rows, reference), _observed(rows, own))
+        sides = (_observed(rows, reference), _observed(rows, own))
+        found = across.complete(shift.find_shift(*sides), *sides)
         if found is not None:
+            if found.is_across and not found.ratio_lo <= 1.0 <= found.ratio_hi:
+                shifted.add(name)
             store.insert(
                 "step_shift",
                 {
@@ -73,6 +78,7 @@ def _write_shifts(store: Store, rows: Columns) -> None:
                     "basis": [basis],
                     "n_decode_steps": [found.n_decode_steps],
                     "n_mixed_steps": [found.n_mixed_steps],
+                    "is_across": [found.is_across],
                     **{
                         key: nullable(np.array([getattr(found, key)]))
                         for key in (
@@ -83,6 +89,7 @@ def _write_shifts(store: Store, rows: Columns) -> None:
                     },
                 },
             )  # fmt: skip
+    return shifted
 
 
 def _alike(rows: Columns, own: Bools, makes: Columns) -> Bools:

@@ -69,6 +69,9 @@ class Shift:
     expected_ms: float
     excess_ms: float
     stream_ms: float
+    is_across: bool = False
+    known_decode_frac: float = 1.0
+    known_mixed_frac: float = 1.0
 
 
 def find_shift(reference: Observed, window: Observed) -> Shift | None:
@@ -96,6 +99,7 @@ def find_shift(reference: Observed, window: Observed) -> Shift | None:
     # A few steps at the edge of what the reference knows say nothing of the rest.
     if known.sum() < max(MIN_STEPS, MIN_KNOWN_FRAC * len(known)):
         return None
+    is_mixed = window.n_prefill_tokens > 0
     observed, streams = window.wall_ms[known], window.n_streams[known]
     mixed = window.n_prefill_tokens[known] > 0
     usual, usable = _expected(model, reference, reference)
@@ -109,7 +113,8 @@ def find_shift(reference: Observed, window: Observed) -> Shift | None:
     if not _is_separable(expected, observed, mixed):
         told = lean(before, now)
         slope, intercept = (told.slope, told.intercept_ms) if told else (np.nan, np.nan)
-    near = _near(mixed)
+    # By their place among all steps: those with chunks may all be beyond what is known.
+    near = _near(is_mixed)[known]
     mixed_excess, mixed_error = _centre((observed - expected)[mixed])
     judged_ms = float((observed * streams).sum())
     all_ms = float((window.wall_ms * window.n_streams).sum())
@@ -130,6 +135,8 @@ def find_shift(reference: Observed, window: Observed) -> Shift | None:
         # price: those steps are taken to be as late, by their share, as those that it can.
         excess_ms=float(((observed - expected) * streams).sum()) * all_ms / max(judged_ms, 1e-9),
         stream_ms=all_ms,
+        known_decode_frac=float(known[~is_mixed].mean()) if (~is_mixed).any() else 1.0,
+        known_mixed_frac=float(known[is_mixed].mean()) if is_mixed.any() else 1.0,
     )  # fmt: skip
 
 

@@ -162,9 +162,9 @@ def fit(steps: StepArrays) -> StepModel:
     elif level == "decode":
         reason = f"{n_mixed} steps with prompt chunks of {n_sizes} sizes: too few to price them"
     enough_train = len(train) >= MIN_STEPS and (not can_price_chunks or bool(mixed[train].any()))
-    early = _fit_on(steps, train if enough_train else rows, knees)
+    early = fit_rows(steps, train if enough_train else rows, knees)
     error_decode, error_mixed = _errors(steps, early, held if enough_train else rows, mixed)
-    beta, knee = _fit_on(steps, rows, knees)
+    beta, knee = fit_rows(steps, rows, knees)
     model = StepModel(
         level, reason, n_steps, n_decode, n_mixed,
         *_coefficients(beta, knee),
@@ -217,10 +217,15 @@ def _columns(steps: StepArrays, rows: npt.NDArray[np.int64], knee: float) -> Flo
     ])  # fmt: skip
 
 
-def _fit_on(
+def fit_rows(
     steps: StepArrays, rows: npt.NDArray[np.int64], knees: tuple[float, ...]
 ) -> tuple[Floats, float]:
-    """Best coefficients and knee on these rows, by the trimmed sum of relative residuals."""
+    """Best coefficients and knee on these rows, by the trimmed sum of relative residuals.
+
+    Returns:
+        Base, and the prices of a sequence, a token, attention work and a context token, in
+        milliseconds; and the knee, in tokens.
+    """
     best: tuple[float, Floats, float] | None = None
     for knee in knees:
         columns = _columns(steps, rows, knee)
@@ -232,6 +237,14 @@ def _fit_on(
             best = (loss, beta, knee)
     assert best is not None
     return best[1], best[2]
+
+
+def predict_rows(
+    steps: StepArrays, rows: npt.NDArray[np.int64], fitted: tuple[Floats, float]
+) -> Floats:
+    """Milliseconds for these rows by coefficients and knee of `fit_rows`."""
+    beta, knee = fitted
+    return np.asarray(_columns(steps, rows, knee) @ beta, dtype=np.float64)
 
 
 def _balanced_loss(relative: Floats, mixed: Bools) -> float:
@@ -267,8 +280,14 @@ def _robust_non_negative(columns: Floats, t: Floats) -> Floats:
 def _non_negative(gram: Floats, moment: Floats) -> Floats:
     """Exact non-negative least squares for a handful of columns: the best feasible support."""
     n = len(moment)
-    best_value, best = 0.0, np.zeros(n)
     ridge = 1e-10 * np.eye(n)
+    try:
+        beta = np.linalg.solve(gram + ridge, moment)
+        if (beta >= 0).all():
+            return np.asarray(beta, dtype=np.float64)  # the least of all is the least of these
+    except np.linalg.LinAlgError:
+        pass
+    best_value, best = 0.0, np.zeros(n)
     for size in range(1, n + 1):
         for support in itertools.combinations(range(n), size):
             index = np.array(support)
@@ -290,8 +309,7 @@ def _non_negative(gram: Floats, moment: Floats) -> Floats:
 def _relative_residual(
     steps: StepArrays, fitted: tuple[Floats, float], rows: npt.NDArray[np.intp]
 ) -> Floats:
-    beta, knee = fitted
-    predicted = _columns(steps, rows.astype(np.int64), knee) @ beta
+    predicted = predict_rows(steps, rows.astype(np.int64), fitted)
     return np.asarray(steps.cadence_ms[rows] / np.maximum(predicted, 1e-9) - 1.0, dtype=np.float64)
 
 
@@ -303,8 +321,7 @@ def _errors(
         if len(wanted) == 0:
             errors.append(None)
             continue
-        beta, knee = fitted
-        predicted = _columns(steps, wanted.astype(np.int64), knee) @ beta
+        predicted = predict_rows(steps, wanted.astype(np.int64), fitted)
         t = steps.cadence_ms[wanted]
         errors.append(float(np.median(np.abs(predicted / t - 1.0))))
     return errors[0], errors[1]

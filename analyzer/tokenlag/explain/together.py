@@ -7,6 +7,8 @@ they do not: there one model of both tells them apart, where both windows fit it
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import numpy.typing as npt
 
@@ -24,7 +26,7 @@ MAX_BIAS = 0.05
 MAX_ERROR = 0.10
 
 
-def write_contexts(store: Store, rows: Columns, plain: Bools) -> None:
+def write_contexts(store: Store, rows: Columns, plain: Bools, shifted: Collection[str]) -> None:
     """Prices `step_costs.context_ms` anew where a baseline has other contexts than the window.
 
     Args:
@@ -32,11 +34,12 @@ def write_contexts(store: Store, rows: Columns, plain: Bools) -> None:
         rows: of the query `observed`.
         plain: steps whose time no feature of their requests makes longer: in the window with
             the longer contexts such steps would be taken for what contexts cost.
+        shifted: engines whose speed changed: there, too, one model would take it for contexts.
     """
     window, engine = rows.objects("window_name"), rows.objects("engine_id")
     n_decode, context = rows.floats("n_decode"), rows.floats("n_context_tokens")
     usable = (n_decode > 0) & (context > 0) & plain
-    for name in sorted(set(engine[window == "current"].tolist())):
+    for name in sorted(set(engine[window == "current"].tolist()) - set(shifted)):
         now = usable & (window == "current") & (engine == name)
         before = usable & (window == "baseline") & (engine == name)
         if not before.any():

@@ -267,7 +267,8 @@ create table step_shift (
     ratio_hi       double,
     expected_ms    double,            -- median expected decode-only step
     excess_ms      double not null,   -- Σ (observed − expected) × streams that waited on the step; steps that cannot be priced: in proportion
-    stream_ms      double not null    -- Σ observed × streams
+    stream_ms      double not null,   -- Σ observed × streams
+    is_across      boolean not null   -- (in part) by two models, where the window holds no batch or chunk that the reference did
 );
 
 -- Steps that took far longer than their batch explains, with work in hand.
