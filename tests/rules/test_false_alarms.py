@@ -15,10 +15,10 @@ from tokenlag.simulate.run import run
 from tokenlag.simulate.traces import write_traces
 
 
-def judged(recipe: Recipe, folder: Path) -> Diagnosis:
-    """What is said of a recipe's run with nothing to compare it with."""
+def judged(recipe: Recipe, folder: Path, slo: str | None = None) -> Diagnosis:
+    """What is said of a recipe's run with nothing to compare it with but an objective."""
     write_traces(run(recipe), folder / "traces.jsonl")
-    outcome = diagnose(Request([str(folder)], n_workers=0), now_ns=0, tz=UTC)
+    outcome = diagnose(Request([str(folder)], slo=slo, n_workers=0), now_ns=0, tz=UTC)
     assert not outcome.problems
     return outcome.diagnosis
 
@@ -48,6 +48,18 @@ def test_more_arrivals_than_an_engine_takes_are_not(tmp_path: Path) -> None:
     case = next(c for n in range(60) if (c := generate(n, 61, "surge")).compared == "none")
     found = judged(case.recipe, tmp_path)
     assert found.verdict.cause == "queueing-not-prefill", found.verdict.summary
+
+
+def test_waits_of_an_engine_at_eight_tenths_are_told_of_where_an_objective_is_missed(
+    tmp_path: Path,
+) -> None:
+    """Three requests in ten wait for several steps, one in ten for a second."""
+    case = generate(68, 57)
+    assert case.kind == "healthy"
+    found = judged(case.recipe, tmp_path)
+    assert found.verdict.status == "healthy", found.verdict.summary
+    missed = judged(case.recipe, tmp_path, slo="ttft_p90=500ms")
+    assert missed.verdict.cause == "queueing-not-prefill", missed.verdict.summary
 
 
 @pytest.mark.slow
