@@ -124,6 +124,18 @@ def test_where_the_make_up_changes_the_part_before_is_the_baseline(store: Store)
     assert choice.current.start_ns == choice.rows[0].from_ns, "what is reported is what is judged"
 
 
+@pytest.mark.parametrize(("n_first", "has_baseline"), [(24, False), (60, True)])
+def test_a_short_first_part_is_not_what_is_usual(
+    store: Store, n_first: int, has_baseline: bool
+) -> None:
+    """First turns of conversations that all begin then: a twelfth of the window, a fifth."""
+    rng = np.random.default_rng(2)
+    sizes = [int(v) for v in rng.lognormal(5, 0.3, n_first)]
+    sizes += [int(v) for v in rng.lognormal(7, 0.3, 300 - n_first)]
+    arrive(store, every(2, 600), n_prompt=sizes)
+    assert ("baseline" in spans(choose(store))) == has_baseline
+
+
 def test_an_empty_window_says_what_the_data_span_and_what_to_type(store: Store) -> None:
     arrive(store, every(10, 600))
     with pytest.raises(UsageError) as caught:

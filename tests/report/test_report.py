@@ -7,9 +7,10 @@ import json
 import re
 from html.parser import HTMLParser
 
+import msgspec
 import pytest
 from syrupy.assertion import SnapshotAssertion
-from tokenlag.judge.diagnosis import Diagnosis, Verdict
+from tokenlag.judge.diagnosis import Diagnosis, ObjectiveOutcome, Verdict
 from tokenlag.report import FORMATS, render
 from tokenlag.report.tables import split_findings
 
@@ -111,6 +112,9 @@ def test_a_healthy_verdict_states_its_bound() -> None:
     assert "ttft p90 183 ms against 180 ms in the baseline" in with_baseline
     without = render(ENDINGS["healthy-without-a-baseline"], "text", width=200)
     assert "without a baseline or an objective" in without
+    untold = ObjectiveOutcome("itl", 99.0, 50.0, None, None)
+    asked = msgspec.structs.replace(ENDINGS["healthy-without-a-baseline"], objectives=[untold])
+    assert "an objective that something recorded tells (--slo)" in render(asked, "text", width=200)
 
 
 def test_an_unexplained_problem_names_where_slow_requests_differ() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenlag.judge.diagnosis import Diagnosis
@@ -126,3 +127,35 @@ def test_text_that_stands_still_in_pieces_is_told(tmp_path: Path) -> None:
     assert (case.kind, case.compared) == ("long", "none")
     found = judged(case.recipe, tmp_path)
     assert found.verdict.cause == "long-prompt-stalled-streams", found.verdict.summary
+
+
+def long_prompts(seed: int, every_s: float) -> Recipe:
+    """Short prompts, and now and then one that stops their streams twice for half a second."""
+    table: dict[str, Any] = {
+        "engine": {"max_seqs": 64, "max_batch_tokens": 8192, "kv_tokens": 900_000},
+        "step": {"a_ms": 8, "b_ms": 0.06, "c_ms": 0.05, "d_ms": 1e-5, "noise_sigma": 0.01},
+        "workload": {
+            "main": {
+                "kind": "poisson", "rate_per_s": 4.0, "until_s": 120,
+                "prompt": [100, 300], "output": [150, 300],
+            },
+            "long": {
+                "kind": "at", "times_s": [5 + every_s * n for n in range(int(110 / every_s) + 1)],
+                "prompt": 16_000, "output": 20,
+            },
+        },
+        "horizon_s": 240.0,
+        "truth": {},
+    }  # fmt: skip
+    return Recipe(name="long", shows="long", seed=seed, path=Path("here"), table=table)
+
+
+def test_stalls_that_the_baseline_had_too_are_nothing_new(tmp_path: Path) -> None:
+    cause = "long-prompt-stalled-streams"
+    often, seldom = long_prompts(1, 10.0), long_prompts(2, 1000.0)
+    alone = judged(often, tmp_path / "alone")
+    assert alone.verdict.cause == cause, alone.verdict.summary
+    as_before = compared(often, long_prompts(3, 10.0), tmp_path / "as-before")
+    assert as_before.verdict.status == "healthy", as_before.verdict.summary
+    new = compared(often, seldom, tmp_path / "new")
+    assert new.verdict.cause == cause, new.verdict.summary

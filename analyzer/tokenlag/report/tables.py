@@ -99,8 +99,11 @@ def bound(diagnosis: Diagnosis) -> str | None:
                 f"against {fmt.milliseconds(stat.baseline.p90)} in the baseline"
             )
     if not parts:
+        untold = (
+            "an objective that something recorded tells" if diagnosis.objectives else "an objective"
+        )
         return (
-            "judged against this workload's own cost only: without a baseline or an objective "
+            f"judged against this workload's own cost only: without a baseline or {untold} "
             "(--slo) a fault that was there all along cannot be seen"
         )
     return "; ".join(parts)
