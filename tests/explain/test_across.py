@@ -12,7 +12,7 @@ from tokenlag.explain.shift import Observed, Shift, find_shift
 
 Floats = np.ndarray
 Change = Callable[[Floats, Floats], Floats]
-N_STEPS = 4000
+N_STEPS = 3000
 
 
 def steps(

@@ -136,15 +136,15 @@ def long_prompts(seed: int, every_s: float) -> Recipe:
         "step": {"a_ms": 8, "b_ms": 0.06, "c_ms": 0.05, "d_ms": 1e-5, "noise_sigma": 0.01},
         "workload": {
             "main": {
-                "kind": "poisson", "rate_per_s": 4.0, "until_s": 120,
+                "kind": "poisson", "rate_per_s": 4.0, "until_s": 70,
                 "prompt": [100, 300], "output": [150, 300],
             },
             "long": {
-                "kind": "at", "times_s": [5 + every_s * n for n in range(int(110 / every_s) + 1)],
+                "kind": "at", "times_s": [5 + every_s * n for n in range(int(60 / every_s) + 1)],
                 "prompt": 16_000, "output": 20,
             },
         },
-        "horizon_s": 240.0,
+        "horizon_s": 140.0,
         "truth": {},
     }  # fmt: skip
     return Recipe(name="long", shows="long", seed=seed, path=Path("here"), table=table)
