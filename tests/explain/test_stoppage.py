@@ -111,3 +111,29 @@ def test_steps_that_became_slower_while_the_batch_grew_are_no_ceiling() -> None:
     later = np.arange(len(batch)) >= 1000
     wall = (10 + 0.1 * batch + 6.0 * later) * rng.lognormal(0, 0.02, len(batch))
     assert find_ceiling(wall, batch, 100.0 * batch) is None
+
+
+def _filled(empties: bool) -> np.ndarray:
+    """A batch that fills up within some steps and stays; and empties at the end, or not."""
+    parts = [np.repeat(np.arange(3, 9), 20), np.arange(9, 40, 2), np.repeat(np.arange(40, 60), 10)]
+    if empties:
+        parts += [np.arange(38, 9, -3), np.repeat(np.arange(8, 2, -1), 5)]
+    return np.concatenate(parts)
+
+
+def test_a_size_that_few_steps_pass_is_a_ceiling_if_it_is_passed_both_ways() -> None:
+    rng = np.random.default_rng(8)
+    batch = _filled(empties=True)
+    wall = (20 + 0.2 * batch + 50.0 * (batch > 16)) * rng.lognormal(0, 0.01, len(batch))
+    found = find_ceiling(wall, batch, 100.0 * batch)
+    assert found is not None
+    assert 14 <= found.threshold <= 18
+    assert abs(found.jump_ms - 50) < 6
+    # Only upwards, it may as well have become slower at that time.
+    batch = _filled(empties=False)
+    wall = (20 + 0.2 * batch + 50.0 * (batch > 16)) * rng.lognormal(0, 0.01, len(batch))
+    assert find_ceiling(wall, batch, 100.0 * batch) is None
+    # And costs that grow with the batch are no jump.
+    batch = _filled(empties=True)
+    wall = (20 + 1.5 * batch) * rng.lognormal(0, 0.01, len(batch))
+    assert find_ceiling(wall, batch, 100.0 * batch) is None

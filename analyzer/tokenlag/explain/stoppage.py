@@ -227,6 +227,12 @@ def find_ceiling(wall_ms: Floats, n_decode: Ints, n_context: Floats) -> Ceiling 
     near_below = wall_ms[(n_decode <= threshold) & (n_decode > 0.85 * threshold - 1)]
     near_above = wall_ms[(n_decode > threshold) & (n_decode < 1.15 * threshold + 2)]
     if len(near_below) < MIN_NEAR or len(near_above) < MIN_NEAR:
+        # An engine that fills up once passes the size in a few steps, and again when it empties.
+        if not _is_passed_both_ways(n_decode > threshold):
+            return None
+        near_below = _nearest(wall_ms, threshold - n_decode, 0.5 * threshold)
+        near_above = _nearest(wall_ms, n_decode - threshold - 1, 0.5 * threshold)
+    if len(near_below) < MIN_NEAR or len(near_above) < MIN_NEAR:
         return None
     below = float(np.median(near_below))
     step = float(np.median(near_above)) - below
@@ -238,6 +244,19 @@ def find_ceiling(wall_ms: Floats, n_decode: Ints, n_context: Floats) -> Ceiling 
         threshold, step, below, int((n_decode <= threshold).sum()),
         int((n_decode > threshold).sum()), float(step / jump),
     )  # fmt: skip
+
+
+def _is_passed_both_ways(is_above: Bools) -> bool:
+    """Whether the size is passed upwards and downwards: what changed with time would stay."""
+    turns = np.diff(is_above.astype(np.int64))
+    return bool((turns > 0).any() and (turns < 0).any())
+
+
+def _nearest(wall_ms: Floats, distance: Ints, most: float) -> Floats:
+    """The `MIN_NEAR` steps of the sizes nearest to a size, on one side of it and not far away."""
+    side = np.flatnonzero((distance >= 0) & (distance <= most))
+    nearest = side[np.argsort(distance[side], kind="stable")][:MIN_NEAR]
+    return wall_ms[nearest]
 
 
 def _at_crossings(wall_ms: Floats, is_above: Bools) -> float:
