@@ -51,6 +51,7 @@ def test_more_arrivals_than_an_engine_takes_are_not(tmp_path: Path) -> None:
     assert found.verdict.cause == "queueing-not-prefill", found.verdict.summary
 
 
+@pytest.mark.slow
 def test_waits_of_an_engine_at_eight_tenths_are_told_of_where_an_objective_is_missed(
     tmp_path: Path,
 ) -> None:
@@ -150,6 +151,7 @@ def long_prompts(seed: int, every_s: float) -> Recipe:
     return Recipe(name="long", shows="long", seed=seed, path=Path("here"), table=table)
 
 
+@pytest.mark.slow
 def test_stalls_that_the_baseline_had_too_are_nothing_new(tmp_path: Path) -> None:
     cause = "long-prompt-stalled-streams"
     often, seldom = long_prompts(1, 10.0), long_prompts(2, 1000.0)
