@@ -131,7 +131,8 @@ FAULTS: Final = (
         "eight busy loops beside the engine, in the second half",
         _ROOMY,
         (Stream(rate=2.0, prompt=(100, 300), output=(100, 150)),),
-        {"cause": "steps-run-slow", "symptom": "itl"},
+        # Loops that take the processor away for a while at a time stop the engine as well.
+        {"cause": "steps-run-slow", "symptom": "itl", "notes": ["periodic-pauses"]},
         seconds=50.0,
         n_hogs=8,
         hog_from_s=25.0,
