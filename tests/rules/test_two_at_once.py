@@ -59,3 +59,20 @@ def test_a_slower_prefill_within_the_run_shows_in_few_steps_with_chunks(tmp_path
     ).diagnosis
     assert found.verdict.cause == "prefill-runs-slow", found.verdict.summary
     assert found.findings[0].facts["decode_factor"] < 1.05
+
+
+def test_slower_prefill_on_an_engine_that_it_filled_is_not_called_slow_steps(
+    tmp_path: Path,
+) -> None:
+    """Hardly a step after one with chunks is of a batch that the baseline had."""
+    case = generate(103, 56)
+    assert (case.kind, case.compared) == ("prefill", "apart")
+    (tmp_path / "before").mkdir()
+    write_traces(run(case.recipe), tmp_path / "now.jsonl")
+    write_traces(run(case.twin, seed=case.twin.seed + 1), tmp_path / "before" / "twin.jsonl")
+    request = Request(
+        [str(tmp_path / "now.jsonl")], baseline_traces=[str(tmp_path / "before")], n_workers=1
+    )
+    found = diagnose(request, now_ns=0, tz=UTC).diagnosis
+    assert found.verdict.cause == "prefill-runs-slow", found.verdict.summary
+    assert "steps-run-slow" not in stated(found)
