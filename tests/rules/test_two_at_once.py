@@ -7,16 +7,16 @@ from pathlib import Path
 
 from tokenlag.judge.diagnosis import Diagnosis, Finding
 from tokenlag.pipeline import Request, diagnose
-from tokenlag.simulate.generate import generate
+from tokenlag.simulate.generate import Case, generate
 from tokenlag.simulate.run import run
 from tokenlag.simulate.traces import write_traces
-from tokenlag.simulate.variety import make
+from tokenlag.simulate.variety import VarietyCase, make
 
 STATED = 0.5
 
 
-def pair(number: int, seed: int, folder: Path) -> Diagnosis:
-    case = make("pairs", number, seed)
+def apart(case: Case | VarietyCase, folder: Path) -> Diagnosis:
+    """What is said of a case with its healthy twin's traces as the baseline."""
     assert case.compared == "apart"
     (folder / "before").mkdir()
     write_traces(run(case.recipe), folder / "now.jsonl")
@@ -35,7 +35,7 @@ def test_a_late_host_that_begins_with_longer_contexts_is_not_laid_at_their_door(
     tmp_path: Path,
 ) -> None:
     """No step of the window is like one of the baseline: contexts are four times as long."""
-    found = pair(13, 230, tmp_path)
+    found = apart(make("pairs", 13, 230), tmp_path)
     assert found.verdict.cause == "host-starves-steps", found.verdict.summary
     assert "by a model of either window" in found.verdict.summary
     causes = stated(found)
@@ -45,7 +45,7 @@ def test_a_late_host_that_begins_with_longer_contexts_is_not_laid_at_their_door(
 
 
 def test_longer_outputs_stand_beside_slower_steps(tmp_path: Path) -> None:
-    causes = stated(pair(13, 231, tmp_path))
+    causes = stated(apart(make("pairs", 13, 231), tmp_path))
     assert list(causes)[:2] == ["steps-run-slow", "outputs-grew"]
 
 
@@ -66,13 +66,7 @@ def test_slower_prefill_on_an_engine_that_it_filled_is_not_called_slow_steps(
 ) -> None:
     """Hardly a step after one with chunks is of a batch that the baseline had."""
     case = generate(103, 56)
-    assert (case.kind, case.compared) == ("prefill", "apart")
-    (tmp_path / "before").mkdir()
-    write_traces(run(case.recipe), tmp_path / "now.jsonl")
-    write_traces(run(case.twin, seed=case.twin.seed + 1), tmp_path / "before" / "twin.jsonl")
-    request = Request(
-        [str(tmp_path / "now.jsonl")], baseline_traces=[str(tmp_path / "before")], n_workers=1
-    )
-    found = diagnose(request, now_ns=0, tz=UTC).diagnosis
+    assert case.kind == "prefill"
+    found = apart(case, tmp_path)
     assert found.verdict.cause == "prefill-runs-slow", found.verdict.summary
     assert "steps-run-slow" not in stated(found)

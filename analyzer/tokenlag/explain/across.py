@@ -77,7 +77,7 @@ def complete(found: Shift | None, reference: Observed, window: Observed) -> Shif
         return None if found is None else _without_edges(found)
     if is_rest_known:
         return found
-    models = (_model(reference), _model(window))
+    models = (stepmodel.fit(reference.arrays()), stepmodel.fit(window.arrays()))
     if not all(model.has_decode for model in models):
         return found
     plain, mixed = _kinds(reference, window, models)
@@ -122,7 +122,7 @@ def _is_worse(one: Floats, own: Floats) -> bool:
 
 
 def _off(part: Observed, fitted: tuple[Floats, float]) -> Floats:
-    """Relative residuals, without sign; the longest tenth of a kind is cut, as in the fit."""
+    """Relative residuals, without sign; the largest tenth is cut down to the rest."""
     off = np.abs(_predicted(part, fitted) / part.wall_ms - 1.0)
     return np.asarray(np.minimum(off, np.quantile(off, 0.9)), dtype=np.float64)
 
@@ -288,30 +288,19 @@ def _has_enough(reference: Observed, window: Observed) -> bool:
     return min(len(reference.wall_ms), len(window.wall_ms)) >= 2 * MIN_STEPS
 
 
-def _arrays(steps: Observed) -> stepmodel.StepArrays:
-    return stepmodel.StepArrays(
-        steps.wall_ms, steps.n_prefill_tokens, steps.n_decode, steps.attention_work,
-        steps.n_context_tokens, np.ones(len(steps.wall_ms), dtype=bool),
-    )  # fmt: skip
-
-
-def _model(steps: Observed) -> stepmodel.StepModel:
-    return stepmodel.fit(_arrays(steps))
-
-
 def _fit(steps: Observed) -> tuple[Floats, float]:
     """Coefficients with the best knee, be there many steps with chunks or few."""
     rows = np.arange(len(steps.wall_ms), dtype=np.int64)
-    return stepmodel.fit_rows(_arrays(steps), rows, stepmodel.KNEES)
+    return stepmodel.fit_rows(steps.arrays(), rows, stepmodel.KNEES)
 
 
 def _refit(steps: Observed, rows: Ints, model: stepmodel.StepModel) -> tuple[Floats, float]:
-    return stepmodel.fit_rows(_arrays(steps), rows, (model.knee_tokens,))
+    return stepmodel.fit_rows(steps.arrays(), rows, (model.knee_tokens,))
 
 
 def _predicted(steps: Observed, fitted: tuple[Floats, float]) -> Floats:
     rows = np.arange(len(steps.wall_ms), dtype=np.int64)
-    return stepmodel.predict_rows(_arrays(steps), rows, fitted)
+    return stepmodel.predict_rows(steps.arrays(), rows, fitted)
 
 
 def _taken(steps: Observed, rows: Ints) -> Observed:

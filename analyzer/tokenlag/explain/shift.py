@@ -45,6 +45,13 @@ class Observed:
     n_context_tokens: Floats
     n_streams: Floats
 
+    def arrays(self) -> stepmodel.StepArrays:
+        """The same steps, all usable, for the step model."""
+        return stepmodel.StepArrays(
+            self.wall_ms, self.n_prefill_tokens, self.n_decode, self.attention_work,
+            self.n_context_tokens, np.ones(len(self.wall_ms), dtype=bool),
+        )  # fmt: skip
+
     def joined(self, other: Observed) -> Observed:
         """Both, one after the other."""
         pairs = ((getattr(self, name), getattr(other, name)) for name in self.__dataclass_fields__)
@@ -78,16 +85,7 @@ def find_shift(reference: Observed, window: Observed) -> Shift | None:
     """Compares; None where either side has too few steps or the reference cannot be fitted."""
     if len(reference.wall_ms) < MIN_STEPS or len(window.wall_ms) < MIN_STEPS:
         return None
-    model = stepmodel.fit(
-        stepmodel.StepArrays(
-            reference.wall_ms,
-            reference.n_prefill_tokens,
-            reference.n_decode,
-            reference.attention_work,
-            reference.n_context_tokens,
-            np.ones(len(reference.wall_ms), dtype=bool),
-        )
-    )
+    model = stepmodel.fit(reference.arrays())
     if not model.has_decode:
         return None
     expected, known = _expected(model, reference, window)
