@@ -185,7 +185,7 @@ def test_steps_without_requests_are_not_called_unknown_spans(store: Store) -> No
 
 
 def judge(path: Path, **options: Any) -> Outcome:
-    return diagnose(Request([str(path)], n_workers=1, **options), now_ns=NOW, tz=UTC)
+    return diagnose(Request([str(path)], n_workers=0, **options), now_ns=NOW, tz=UTC)
 
 
 @pytest.fixture(scope="module")
@@ -278,7 +278,7 @@ def test_the_same_traces_give_the_same_diagnosis(traces: Path, outcome: Outcome)
 
 def test_progress_names_the_stages_in_order(traces: Path) -> None:
     stages: list[str] = []
-    request = Request([str(traces)], n_workers=1)
+    request = Request([str(traces)], n_workers=0)
     diagnose(request, now_ns=NOW, tz=UTC, progress=lambda stage, _share: stages.append(stage))
     assert list(dict.fromkeys(stages)) == ["read", "explain", "judge"]
 

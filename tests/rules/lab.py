@@ -133,7 +133,7 @@ class Lab:
                 [str(self.traces(fixture))],
                 baseline_traces=[str(self.traces(baseline))] if baseline else [],
                 slo=slo or fixture.truth.slo,
-                n_workers=1,
+                n_workers=0,
             )
             outcome = diagnose(request, now_ns=0, tz=UTC)
             assert outcome.problems == [], [str(p) for p in outcome.problems]

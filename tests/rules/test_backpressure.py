@@ -54,7 +54,7 @@ def _hold(span: dict[str, Any]) -> None:
 
 
 def judged(path: Path) -> Diagnosis:
-    return diagnose(Request([str(path)], n_workers=1), now_ns=0, tz=UTC).diagnosis
+    return diagnose(Request([str(path)], n_workers=0), now_ns=0, tz=UTC).diagnosis
 
 
 @pytest.mark.parametrize(("one_in", "is_found"), [(3, True), (50, False)])

@@ -21,7 +21,7 @@ def judge(shared: Path, name: str, form: str, baseline: str | None = None) -> Di
     request = Request(
         [str(folder / name / form)],
         baseline_traces=[str(folder / baseline / form)] if baseline else [],
-        n_workers=1,
+        n_workers=0,
     )
     outcome = diagnose(request, now_ns=0, tz=UTC)
     assert outcome.problems == [], [str(p) for p in outcome.problems]

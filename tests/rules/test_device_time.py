@@ -47,7 +47,7 @@ def judged(
     assert twin is not None
     current = with_device(lab.traces(fixture), tmp_path / "current.jsonl", now)
     baseline = with_device(lab.traces(twin), tmp_path / "baseline.jsonl", before)
-    request = Request([str(current)], baseline_traces=[str(baseline)], n_workers=1)
+    request = Request([str(current)], baseline_traces=[str(baseline)], n_workers=0)
     return diagnose(request, now_ns=0, tz=UTC).diagnosis
 
 

@@ -63,7 +63,7 @@ def damaged(
     path = folder / "t.jsonl"
     done = run(load_recipe(name), variant=variant)
     write_traces(done, path, form=form, drop=drop, damage=damage or Damage())
-    outcome = diagnose(Request([str(path)], n_workers=1), now_ns=0, tz=UTC)
+    outcome = diagnose(Request([str(path)], n_workers=0), now_ns=0, tz=UTC)
     assert outcome.problems == []
     return outcome.diagnosis
 

@@ -43,7 +43,7 @@ def with_resource(source: Path, target: Path, key: str, values: dict[str, str]) 
 
 
 def judged(path: Path) -> Diagnosis:
-    return diagnose(Request([str(path)], n_workers=1), now_ns=0, tz=UTC).diagnosis
+    return diagnose(Request([str(path)], n_workers=0), now_ns=0, tz=UTC).diagnosis
 
 
 @pytest.mark.parametrize("key", ["tokenlag.model.name", "tokenlag.device.name"])
@@ -51,8 +51,9 @@ def test_another_model_or_accelerator_is_no_slow_replica(
     lab: Lab, tmp_path: Path, key: str
 ) -> None:
     source = lab.traces(Fixture("S05", SLOW))
-    engines = judged(source).coverage.engines
-    assert causes(judged(source)) == ["slow-replica"]
+    found = lab.diagnose(Fixture("S05", SLOW))
+    assert causes(found) == ["slow-replica"]
+    engines = found.coverage.engines
     slow = engines[2]
     path = tmp_path / "named.jsonl"
     with_resource(source, path, key, {e: "large" if e == slow else "small" for e in engines})
@@ -60,8 +61,7 @@ def test_another_model_or_accelerator_is_no_slow_replica(
 
 
 def test_the_same_model_everywhere_still_shows_the_slow_one(lab: Lab, tmp_path: Path) -> None:
-    source = lab.traces(Fixture("S05", SLOW))
-    found = judged(source)
+    source, found = lab.traces(Fixture("S05", SLOW)), lab.diagnose(Fixture("S05", SLOW))
     assert found.verdict.summary.endswith("the other engines take for its batch.")
     path = tmp_path / "named.jsonl"
     with_resource(source, path, "tokenlag.model.name", dict.fromkeys(found.coverage.engines, "one"))
@@ -79,7 +79,7 @@ def without_steps(lab: Lab, tmp_path: Path, variant: str) -> Diagnosis:
 def test_without_steps_the_time_per_token_shows_the_slow_one(lab: Lab, tmp_path: Path) -> None:
     found = without_steps(lab, tmp_path, SLOW)
     assert found.verdict.cause == "slow-replica", found.verdict.summary
-    assert found.findings[0].engines == judged(lab.traces(Fixture("S05", SLOW))).findings[0].engines
+    assert found.findings[0].engines == lab.diagnose(Fixture("S05", SLOW)).findings[0].engines
     assert found.findings[0].facts["basis"] == "request spans"
 
 

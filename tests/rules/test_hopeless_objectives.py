@@ -16,7 +16,7 @@ RULE = "shape-exceeds-budget"
 def judged(lab: Lab, slo: str) -> Diagnosis:
     """A busy and healthy engine (S01's control), judged by an objective."""
     path = lab.traces(Fixture("S01", "control"))
-    return diagnose(Request([str(path)], slo=slo, n_workers=1), now_ns=0, tz=UTC).diagnosis
+    return diagnose(Request([str(path)], slo=slo, n_workers=0), now_ns=0, tz=UTC).diagnosis
 
 
 @pytest.mark.parametrize("slo", ["ttft_p50=10ms", "itl_p50=5ms"])

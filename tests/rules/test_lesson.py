@@ -21,7 +21,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Diagnosis:
     request = Request(
         [str(folder / "long-out.jsonl")],
         baseline_traces=[str(folder / "long-in.jsonl")],
-        n_workers=1,
+        n_workers=0,
         is_comparison=True,
     )
     return diagnose(request, now_ns=0, tz=UTC).diagnosis

@@ -43,7 +43,7 @@ def embedded(path: Path, at_s: int, n_output: int) -> Path:
 def judged(tmp_path: Path, now: int, before: int) -> Diagnosis:
     current = embedded(tmp_path / "now.jsonl", 10_000, now)
     baseline = embedded(tmp_path / "before.jsonl", 0, before)
-    request = Request([str(current)], baseline_traces=[str(baseline)], n_workers=1)
+    request = Request([str(current)], baseline_traces=[str(baseline)], n_workers=0)
     return diagnose(request, now_ns=0, tz=UTC).diagnosis
 
 

@@ -98,7 +98,7 @@ def test_the_ledger_says_what_users_reported(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     path = tmp_path / "t.jsonl"
     write_traces(run(recipe(name, case)), path)
-    found = diagnose(Request([str(path)], n_workers=1), now_ns=0, tz=UTC).diagnosis
+    found = diagnose(Request([str(path)], n_workers=0), now_ns=0, tz=UTC).diagnosis
     assert found.verdict.cause == "long-prompt-stalled-streams", found.verdict.summary
     top = found.findings[0]
     assert top.facts["worst_gap_ms"] == pytest.approx(case.stall_ms, rel=0.05)

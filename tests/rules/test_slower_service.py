@@ -35,7 +35,7 @@ def traces(path: Path, seed: int, token_ms: float, rate_per_s: float, max_seqs: 
 
 
 def judged(current: str, baseline: str) -> Diagnosis:
-    request = Request([current], baseline_traces=[baseline], n_workers=1)
+    request = Request([current], baseline_traces=[baseline], n_workers=0)
     return diagnose(request, now_ns=0, tz=UTC).diagnosis
 
 

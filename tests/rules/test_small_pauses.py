@@ -35,7 +35,7 @@ def judged(folder: Path, effects: list[dict[str, Any]]) -> Diagnosis:
     path = folder / "t.jsonl"
     recipe = Recipe(name="stops", shows="stops", seed=5, path=Path("here"), table=table)
     write_traces(run(recipe), path)
-    return diagnose(Request([str(path)], n_workers=1), now_ns=0, tz=UTC).diagnosis
+    return diagnose(Request([str(path)], n_workers=0), now_ns=0, tz=UTC).diagnosis
 
 
 @pytest.mark.parametrize(("stop_ms", "cause"), [(450.0, "periodic-pauses"), (90.0, None)])

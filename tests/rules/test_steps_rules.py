@@ -181,7 +181,7 @@ def without(tmp_path: Path, fixture: Fixture, *drop: str) -> Diagnosis:
     path = tmp_path / "traces.jsonl"
     done = run(load_recipe(fixture.recipe), seed=fixture.seed, variant=fixture.variant)
     write_traces(done, path, drop=drop)
-    outcome = diagnose(Request([str(path)], n_workers=1), now_ns=0, tz=UTC)
+    outcome = diagnose(Request([str(path)], n_workers=0), now_ns=0, tz=UTC)
     assert outcome.problems == []
     return outcome.diagnosis
 

@@ -22,7 +22,7 @@ def apart(case: Case | VarietyCase, folder: Path) -> Diagnosis:
     write_traces(run(case.recipe), folder / "now.jsonl")
     write_traces(run(case.twin, seed=case.twin.seed + 1), folder / "before" / "twin.jsonl")
     request = Request(
-        [str(folder / "now.jsonl")], baseline_traces=[str(folder / "before")], n_workers=1
+        [str(folder / "now.jsonl")], baseline_traces=[str(folder / "before")], n_workers=0
     )
     return diagnose(request, now_ns=0, tz=UTC).diagnosis
 
@@ -55,7 +55,7 @@ def test_a_slower_prefill_within_the_run_shows_in_few_steps_with_chunks(tmp_path
     assert (case.kind, case.compared) == ("prefill", "within")
     write_traces(run(case.recipe), tmp_path / "case.jsonl")
     found = diagnose(
-        Request([str(tmp_path / "case.jsonl")], n_workers=1), now_ns=0, tz=UTC
+        Request([str(tmp_path / "case.jsonl")], n_workers=0), now_ns=0, tz=UTC
     ).diagnosis
     assert found.verdict.cause == "prefill-runs-slow", found.verdict.summary
     assert found.findings[0].facts["decode_factor"] < 1.05

@@ -19,6 +19,8 @@ N_BLOCKS = 20
 MIN_TAX_STEPS = 30
 MIN_AT_SIZE = 5
 SURE_Z = 5.0
+# Steps that cost half as much more before are no beginning: what a step adds varies.
+WAS_DEAR = 0.5
 
 
 def write_residuals(store: Store) -> None:
@@ -229,7 +231,7 @@ def _write_tax(store: Store, rows: Columns) -> Bools:
         residual = residual - _usual_at(level, residual, current & ~marked)
         known = current & np.isfinite(residual)
         # Where it began within the window, the marked steps by themselves show when.
-        since = _dearer_since(rows, residual / usual, known & marked)
+        since = _dearer_since(rows, residual, usual, known & marked)
         known &= since
         with_it, without = known & marked, known & ~marked
         if with_it.sum() < MIN_TAX_STEPS or without.sum() < MIN_TAX_STEPS:
@@ -253,12 +255,25 @@ def _write_tax(store: Store, rows: Columns) -> Bools:
     return taxed
 
 
-def _dearer_since(rows: Columns, residual_frac: Floats, marked: Bools) -> Bools:
-    """The steps since marked ones became dearer for good; all where they did not."""
+def _dearer_since(rows: Columns, residual_ms: Floats, usual_ms: Floats, marked: Bools) -> Bools:
+    """The steps since marked ones became dearer for good; all where they were from the first.
+
+    In shares of one usual step: what is added to every step is a larger share of a small one.
+    """
+    everywhere = np.ones(rows.n_rows, dtype=bool)
+    if not marked.any():
+        return everywhere
     end_ns = rows.ints("end_ns")
     order = np.flatnonzero(marked)[np.argsort(end_ns[marked], kind="stable")]
-    at = changepoint.find_slower(end_ns[order], np.maximum(1.0 + residual_frac[order], 0.01))
-    return np.ones(rows.n_rows, dtype=bool) if at is None else np.asarray(end_ns >= at)
+    extra_ms = residual_ms[order]
+    ratio = 1.0 + extra_ms / float(np.median(usual_ms[order]))
+    at = changepoint.find_slower(end_ns[order], np.maximum(ratio, 0.01))
+    if at is None:
+        return everywhere
+    before, after = extra_ms[end_ns[order] < at], extra_ms[end_ns[order] >= at]
+    if np.median(before) >= WAS_DEAR * np.median(after):
+        return everywhere
+    return np.asarray(end_ns >= at)
 
 
 def _usual_at(level: Ints, residual: Floats, plain: Bools) -> Floats:

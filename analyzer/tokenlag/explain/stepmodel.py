@@ -15,6 +15,7 @@ The last quarter of the time is held out to tell the error.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import dataclass, field, replace
 
@@ -268,7 +269,8 @@ def _robust_non_negative(columns: Floats, t: Floats) -> Floats:
     beta = np.zeros(int(used.sum()))
     for _ in range(ITERATIONS):
         weighted = unit * weights[:, None]
-        beta = _non_negative(weighted.T @ unit, weighted.T @ target)
+        first = beta > 0 if beta.any() else np.ones(len(beta), dtype=np.bool_)
+        beta = _non_negative(weighted.T @ unit, weighted.T @ target, first)
         residual = unit @ beta - target
         spread = 1.4826 * float(np.median(np.abs(residual))) + 1e-9
         weights = np.minimum(1.0, HUBER * spread / np.maximum(np.abs(residual), 1e-12))
@@ -277,33 +279,51 @@ def _robust_non_negative(columns: Floats, t: Floats) -> Floats:
     return full
 
 
-def _non_negative(gram: Floats, moment: Floats) -> Floats:
-    """Exact non-negative least squares for a handful of columns: the best feasible support."""
+def _non_negative(gram: Floats, moment: Floats, first: Bools) -> Floats:
+    """Exact non-negative least squares for a handful of columns: the best feasible support.
+
+    Args:
+        gram: columns by columns.
+        moment: columns by target.
+        first: the support to try before the others, as that of nearly the same problem.
+
+    Returns:
+        The coefficients: on the first support at which none is negative and none outside it
+        would lessen the sum of squares (the problem is convex, so that this is the least); where
+        rounding leaves none, on the best feasible one.
+    """
     n = len(moment)
-    ridge = 1e-10 * np.eye(n)
-    try:
-        beta = np.linalg.solve(gram + ridge, moment)
-        if (beta >= 0).all():
-            return np.asarray(beta, dtype=np.float64)  # the least of all is the least of these
-    except np.linalg.LinAlgError:
-        pass
+    gram = gram + 1e-10 * np.eye(n)
+    slack = 1e-12 * float(np.abs(moment).max(initial=0.0))
     best_value, best = 0.0, np.zeros(n)
-    for size in range(1, n + 1):
-        for support in itertools.combinations(range(n), size):
-            index = np.array(support)
-            part = (gram + ridge)[np.ix_(index, index)]
-            try:
-                beta = np.linalg.solve(part, moment[index])
-            except np.linalg.LinAlgError:
-                continue
-            if (beta < 0).any():
-                continue
-            value = float(beta @ part @ beta - 2.0 * beta @ moment[index])
-            if value < best_value - 1e-15:
-                best_value = value
-                best = np.zeros(n)
-                best[index] = beta
+    for support in (np.flatnonzero(first), *_supports(n)):
+        part, wanted = gram[np.ix_(support, support)], moment[support]
+        try:
+            found = np.linalg.solve(part, wanted)
+        except np.linalg.LinAlgError:
+            continue
+        if (found < 0).any():
+            continue
+        beta = np.zeros(n)
+        beta[support] = found
+        downhill = moment - gram @ beta
+        downhill[support] = 0.0
+        if (downhill <= slack).all():
+            return beta
+        value = float(found @ part @ found - 2.0 * found @ wanted)
+        if value < best_value - 1e-15:
+            best_value, best = value, beta
     return best
+
+
+@functools.cache
+def _supports(n: int) -> tuple[npt.NDArray[np.intp], ...]:
+    """Every set of so many columns, the largest first."""
+    return tuple(
+        np.array(support, dtype=np.intp)
+        for size in range(n, 0, -1)
+        for support in itertools.combinations(range(n), size)
+    )
 
 
 def _relative_residual(
