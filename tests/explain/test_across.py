@@ -40,7 +40,7 @@ def compared(seed: int, change: Change, knee: float = 0.0, noise: float = 0.005)
     reference = steps(seed, 1.0, lambda usual, prompt: usual, knee, noise)
     window = steps(seed + 1000, 8.0, change, knee, noise)
     found = find_shift(reference, window)
-    return complete(found, reference, window)
+    return complete(found, reference, window, is_jumping=False)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -102,7 +102,7 @@ def test_what_is_known_of_both_kinds_stays_as_it_was() -> None:
     window = steps(4, 1.0, lambda usual, prompt: 1.2 * usual)
     found = find_shift(reference, window)
     assert found is not None
-    assert complete(found, reference, window) is found
+    assert complete(found, reference, window, is_jumping=False) is found
 
 
 def test_a_few_steps_at_the_edge_say_nothing_where_one_model_fits_all() -> None:
@@ -123,7 +123,7 @@ def test_a_few_steps_at_the_edge_say_nothing_where_one_model_fits_all() -> None:
     assert found is not None
     assert found.known_mixed_frac < 0.5
     assert found.ratio_mixed > 1.2
-    again = complete(found, reference, mended)
+    again = complete(found, reference, mended, is_jumping=False)
     assert again is not None
     assert again.n_mixed_steps == 0
     assert np.isnan(again.ratio_mixed)
@@ -134,4 +134,15 @@ def test_few_steps_are_not_compared() -> None:
     reference = steps(9, 1.0, lambda usual, prompt: usual)
     window = steps(9, 8.0, lambda usual, prompt: 1.3 * usual)
     few = Observed(*(getattr(window, name)[:60] for name in Observed.__dataclass_fields__))
-    assert complete(None, reference, few) is None
+    assert complete(None, reference, few, is_jumping=False) is None
+
+
+def test_steps_that_jump_at_a_batch_size_are_not_compared_by_models() -> None:
+    reference = steps(11, 1.0, lambda usual, prompt: usual)
+    window = steps(12, 8.0, lambda usual, prompt: 1.3 * usual)
+    found = find_shift(reference, window)
+    compared = complete(found, reference, window, is_jumping=False)
+    assert compared is not None
+    assert compared.is_across
+    left = complete(found, reference, window, is_jumping=True)
+    assert left is None or not left.is_across

@@ -56,13 +56,17 @@ class Kind:
     form_error: float
 
 
-def complete(found: Shift | None, reference: Observed, window: Observed) -> Shift | None:
+def complete(
+    found: Shift | None, reference: Observed, window: Observed, *, is_jumping: bool
+) -> Shift | None:
     """Adds to what was found in steps alike what two models say of those that are not.
 
     Args:
         found: of `find_shift` for the same steps.
         reference: steps of the baseline, or of other engines.
         window: steps of the window.
+        is_jumping: whether the window's steps jump at a batch size: models of steps on either
+            side of it differ by the jump, and are not compared.
 
     Returns:
         `found` as it is where it knows most steps of both kinds, or nothing is sure. Where one
@@ -73,7 +77,7 @@ def complete(found: Shift | None, reference: Observed, window: Observed) -> Shif
     is_rest_known = found is not None and not _lacks_mixed(found, reference, window)
     if is_rest_known and found is not None and _knows_most(found):
         return found
-    if is_one_speed(reference, window):
+    if is_jumping or is_one_speed(reference, window):
         return None if found is None else _without_edges(found)
     if is_rest_known:
         return found

@@ -29,10 +29,10 @@ def write_residuals(store: Store) -> None:
     if rows.n_rows == 0:
         return
     taxed = _write_tax(store, rows)
-    shifted = _write_shifts(store, rows)
+    jumping = _write_ceilings(store, rows, taxed)
+    shifted = _write_shifts(store, rows, jumping)
     together.write_contexts(store, rows, ~taxed, shifted)
     _write_stoppages(store, rows)
-    _write_ceilings(store, rows, taxed)
 
 
 def _observed(rows: Columns, chosen: Bools) -> shift.Observed:
@@ -47,8 +47,12 @@ def _observed(rows: Columns, chosen: Bools) -> shift.Observed:
     return shift.Observed(*(rows.floats(name)[chosen] for name in names))
 
 
-def _write_shifts(store: Store, rows: Columns) -> set[str]:
-    """Returns the engines whose speed changed where a model of both windows would not tell."""
+def _write_shifts(store: Store, rows: Columns, jumping: set[str]) -> set[str]:
+    """Fills `step_shift`; engines in `jumping` have a batch size above which steps cost more.
+
+    Returns:
+        The engines whose speed changed where a model of both windows would not tell.
+    """
     shifted: set[str] = set()
     window, engine = rows.objects("window_name"), rows.objects("engine_id")
     current = window == "current"
@@ -69,7 +73,7 @@ def _write_shifts(store: Store, rows: Columns) -> set[str]:
         else:
             continue
         sides = (_observed(rows, reference), _observed(rows, own))
-        found = across.complete(shift.find_shift(*sides), *sides)
+        found = across.complete(shift.find_shift(*sides), *sides, is_jumping=name in jumping)
         if found is not None:
             if found.is_across and not found.ratio_lo <= 1.0 <= found.ratio_hi:
                 shifted.add(name)
@@ -184,7 +188,9 @@ def _write_rhythm(
     )
 
 
-def _write_ceilings(store: Store, rows: Columns, taxed: Bools) -> None:
+def _write_ceilings(store: Store, rows: Columns, taxed: Bools) -> set[str]:
+    """Fills `ceilings`; returns the engines that have one."""
+    jumping: set[str] = set()
     window, engine = rows.objects("window_name"), rows.objects("engine_id")
     prefill = rows.ints("n_prefill_tokens")
     for name in sorted(set(engine[window == "current"].tolist())):
@@ -199,6 +205,7 @@ def _write_ceilings(store: Store, rows: Columns, taxed: Bools) -> None:
         )
         if found is None:
             continue
+        jumping.add(name)
         above = own & (n_decode > found.threshold)
         store.insert(
             "ceilings",
@@ -213,6 +220,7 @@ def _write_ceilings(store: Store, rows: Columns, taxed: Bools) -> None:
                 "held_ms": [found.jump_ms * float(rows.floats("n_victims")[above].sum())],
             },
         )
+    return jumping
 
 
 def _write_tax(store: Store, rows: Columns) -> Bools:
