@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
 from collections.abc import Iterable, Iterator
@@ -30,6 +31,13 @@ def ranges(indexes: Iterable[int]) -> str:
     if first >= 0:
         parts.append(str(first) if first == last else f"{first}-{last}")
     return ",".join(parts)
+
+
+@functools.lru_cache(maxsize=64)
+def _engine_trace_id(engine: str, epoch_ns: int, window: int) -> str:
+    """The trace that an epoch's steps of one window of time share."""
+    text = f"{engine}/{epoch_ns}/{window}"
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 class StepEmitter:
@@ -97,9 +105,7 @@ class StepEmitter:
 
     def _step_span_text(self, log: EpochLog, start_ns: int, end_ns: int, attributes: str) -> str:
         window = start_ns // names.ENGINE_TRACE_NS
-        trace_id = hashlib.blake2b(
-            f"{engine_id(log)}/{self._time.epoch_ns(log)}/{window}".encode(), digest_size=16
-        ).hexdigest()
+        trace_id = _engine_trace_id(engine_id(log), self._time.epoch_ns(log), window)
         return (
             f'{{"traceId":"{trace_id}","spanId":"{self._ids.getrandbits(64):016x}",'
             f'"name":"{names.SPAN_ENGINE_STEP}","kind":{names.KIND_INTERNAL},'

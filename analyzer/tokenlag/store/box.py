@@ -58,6 +58,11 @@ class References(NamedTuple):
     forbidden: frozenset[str]  # parts that are no SELECT: DESCRIBE, a writing WITH
 
 
+# Queries that this process has parsed: a watcher asks the same ones again and again.
+MAX_PARSED = 1024
+_PARSED: dict[str, tuple[frozenset[str], References]] = {}
+
+
 class Result(NamedTuple):
     """Columns as (name, DuckDB type), rows, and whether rows were left off at the limit."""
 
@@ -123,7 +128,17 @@ class Box:
 
     def references(self, sql: str) -> References:
         """What `sql` reads and calls, from DuckDB's own syntax tree; nothing is executed."""
-        self.parameters(sql)
+        return self._parsed(sql)[1]
+
+    def _parsed(self, sql: str) -> tuple[frozenset[str], References]:
+        """The `$names` and the references of `sql`; the same text says the same in any box."""
+        if sql not in _PARSED:
+            if len(_PARSED) >= MAX_PARSED:
+                _PARSED.clear()
+            _PARSED[sql] = self.parameters(sql), self._syntax(sql)
+        return _PARSED[sql]
+
+    def _syntax(self, sql: str) -> References:
         with _said_plainly():
             row = self._connection.execute("select json_serialize_sql($q)", {"q": sql}).fetchone()
         tree: dict[str, Any] = json.loads(row[0]) if row else {"error": True}
@@ -135,8 +150,7 @@ class Box:
         """Refuse anything but one SELECT over the store's tables; returns its `$names`."""
         if sql in self._checked:
             return self._checked[sql]
-        names = self.parameters(sql)
-        refs = self.references(sql)
+        names, refs = self._parsed(sql)
         if refs.forbidden:
             raise RuleError(f"contains {_list(refs.forbidden)}; a rule's SQL is exactly one SELECT")
         strange = refs.table_functions - self.table_functions()
