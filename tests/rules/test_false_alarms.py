@@ -130,6 +130,18 @@ def test_text_that_stands_still_in_pieces_is_told(tmp_path: Path) -> None:
     assert found.verdict.cause == "long-prompt-stalled-streams", found.verdict.summary
 
 
+@pytest.mark.slow
+def test_first_prompts_of_agents_are_what_such_a_service_is_made_of(tmp_path: Path) -> None:
+    """One request in eleven is of 6,000 tokens and holds streams for half a second in pieces."""
+    window = healthy_window(23, 117)
+    assert window.shape == "agents"
+    assert window.before is not None
+    found = judged(window.before, tmp_path / "alone")
+    assert found.verdict.status == "healthy", found.verdict.summary
+    missed = judged(window.before, tmp_path / "missed", slo="tpot_p50=1ms")
+    assert missed.verdict.cause == "long-prompt-stalled-streams", missed.verdict.summary
+
+
 def long_prompts(seed: int, every_s: float) -> Recipe:
     """Short prompts, and now and then one that stops their streams twice for half a second."""
     table: dict[str, Any] = {
