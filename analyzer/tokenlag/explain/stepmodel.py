@@ -266,11 +266,10 @@ def _robust_non_negative(columns: Floats, t: Floats) -> Floats:
     unit = scaled[:, used] / norms[used]
     target = np.ones(len(t))
     weights = np.ones(len(t))
-    beta = np.zeros(int(used.sum()))
+    beta = np.ones(int(used.sum()))  # all columns are tried first, then those of the last round
     for _ in range(ITERATIONS):
         weighted = unit * weights[:, None]
-        first = beta > 0 if beta.any() else np.ones(len(beta), dtype=np.bool_)
-        beta = _non_negative(weighted.T @ unit, weighted.T @ target, first)
+        beta = _non_negative(weighted.T @ unit, weighted.T @ target, beta > 0)
         residual = unit @ beta - target
         spread = 1.4826 * float(np.median(np.abs(residual))) + 1e-9
         weights = np.minimum(1.0, HUBER * spread / np.maximum(np.abs(residual), 1e-12))

@@ -82,7 +82,6 @@ class Box:
         self._limits = limits
         self._tables: frozenset[str] | None = None
         self._macros: frozenset[str] | None = None
-        self._checked: dict[str, frozenset[str]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -148,8 +147,6 @@ class Box:
 
     def check(self, sql: str) -> frozenset[str]:
         """Refuse anything but one SELECT over the store's tables; returns its `$names`."""
-        if sql in self._checked:
-            return self._checked[sql]
         names, refs = self._parsed(sql)
         if refs.forbidden:
             raise RuleError(f"contains {_list(refs.forbidden)}; a rule's SQL is exactly one SELECT")
@@ -165,7 +162,6 @@ class Box:
                 f"reads {_list(unknown)}, which is no documented table",
                 hint=f"tables are {_list(self.tables())}",
             )
-        self._checked[sql] = names
         return names
 
     def describe(self, sql: str, parameters: Mapping[str, object]) -> list[tuple[str, str]]:
